@@ -1,0 +1,1 @@
+//! Buffers, kernels and the backends that run them.

@@ -1,0 +1,1 @@
+//! Documents in, shards out; manifest, order, loader; the file containers.

@@ -1,0 +1,1 @@
+//! Architectures, objectives, optimisers, trainer, checkpoints and generation.

@@ -1,0 +1,1 @@
+//! Pre-tokenise, count, train BPE, encode and decode.

@@ -1,0 +1,1 @@
+//! Raw text to a trained language model, in one binary and library.

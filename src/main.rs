@@ -1,0 +1,2 @@
+//! The `ironmill` command.
+fn main() {}
