@@ -1,1 +1,59 @@
 //! Pre-tokenise, count, train BPE, encode and decode.
+//!
+//! A document is cut into *pieces* by a [`Pattern`]; [`PieceCounts`] counts the distinct ones; [`train_bpe`] learns a
+//! [`Tokenizer`] from the counts alone, so that any split of the corpus gives the same one. BPE works on bytes: whatever
+//! is encoded decodes to itself.
+//!
+//! ```
+//! use ironmill_text::{BpeOptions, Pattern, PieceCounts, Silent, Tokenizer, train_bpe};
+//!
+//! # fn main() -> ironmill_text::Result<()> {
+//! let special = vec!["<|endoftext|>".to_owned()];
+//! let mut counts = PieceCounts::new(&Pattern::Gpt2, &special)?;
+//! for document in ["the cat sat on the mat", "the dog sat on the log"] {
+//!     counts.add_document(document.as_bytes())?;
+//! }
+//! let options = BpeOptions { special, ..BpeOptions::new(270) };
+//! let (tokenizer, report) = train_bpe(&counts, &options, &Silent)?;
+//! assert_eq!((report.merges, report.total_pieces), (13, 12));
+//!
+//! let mut ids = Vec::new();
+//! tokenizer.encode_with_special("the cog 🐈<|endoftext|>".as_bytes(), &mut ids)?;
+//! assert_eq!(ids.last().copied(), tokenizer.end_of_text());
+//! assert_eq!(tokenizer.decode(&ids)?, "the cog 🐈<|endoftext|>".as_bytes());
+//!
+//! let mut decoder = tokenizer.decoder();
+//! let mut text = String::new();
+//! for id in ids {
+//!     text += decoder.push(id)?; // Only whole characters come out.
+//! }
+//! assert_eq!(text + &decoder.finish(), "the cog 🐈<|endoftext|>");
+//!
+//! let reloaded = Tokenizer::from_json(&tokenizer.to_json())?; // A tokenizer.json that Hugging Face reads too.
+//! assert_eq!(reloaded.hash(), tokenizer.hash());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything here is deterministic and safe code; nothing prints, reads the environment or keeps global state.
+
+mod bpe;
+mod byte_level;
+mod characters;
+mod counts;
+mod decode;
+pub mod durable;
+mod error;
+mod pattern;
+mod progress;
+mod special;
+mod tokenizer;
+
+pub use bpe::train::{BpeOptions, Ties, TrainReport, train_bpe};
+pub use characters::{CharCounts, CharOptions, CharReport, train_char};
+pub use counts::PieceCounts;
+pub use decode::StreamDecoder;
+pub use error::{Error, Result};
+pub use pattern::Pattern;
+pub use progress::{Progress, Silent};
+pub use tokenizer::{Kind, Tokenizer};
