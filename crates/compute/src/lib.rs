@@ -1,1 +1,46 @@
 //! Buffers, kernels and the backends that run them.
+//!
+//! This crate is the only one that knows devices. It has three layers: [`op`] says which mathematical operations there
+//! are and how their shapes follow from each other; [`kernel`] says what a backend runs, which is an op or a fused group;
+//! [`device`] says what a backend promises. Two backends keep the promise: [`reference`], textbook loops in double
+//! precision, which is the meaning of every kernel and the oracle of all tests; and [`cpu`], blocked and threaded.
+//!
+//! ```
+//! use ironmill_compute::{DType, Device, HostData, Kernel, Launch, Op, Reference, TensorType, View};
+//!
+//! let mut device = Reference::exact();
+//! let of = TensorType::new(&[3], DType::F32);
+//! let mut place = || -> ironmill_compute::Result<View> {
+//!     let buffer = device.allocate(3 * device.element_bytes(DType::F32))?;
+//!     Ok(View { buffer, offset_bytes: 0, of })
+//! };
+//! let (a, b, sum) = (place()?, place()?, place()?);
+//! device.upload(&a, HostData::F32(&[1.0, 2.0, 3.0]))?;
+//! device.upload(&b, HostData::F32(&[0.5, 0.5, 0.5]))?;
+//!
+//! let add = Launch { kernel: Kernel::Op(Op::Add), inputs: vec![a, b], outputs: vec![sum] };
+//! let sequence = device.bind(&[add])?;
+//! device.run(sequence)?;
+//!
+//! let mut out = [0.0; 3];
+//! device.download(&sum, &mut out)?;
+//! assert_eq!(out, [1.5, 2.5, 3.5]);
+//! # Ok::<(), ironmill_compute::Error>(())
+//! ```
+
+pub mod cpu;
+pub mod device;
+mod error;
+pub mod kernel;
+pub mod op;
+pub mod philox;
+pub mod reference;
+mod tensor;
+
+pub use cpu::Cpu;
+pub use device::{BufferId, Device, HostData, Launch, SequenceId, View};
+pub use error::{Error, Result};
+pub use kernel::{AdamW, Expansion, HeadLoss, Kernel, Operand, UpdateRange};
+pub use op::{Attention, IGNORED, Mask, Op};
+pub use reference::Reference;
+pub use tensor::{DType, Shape, TensorType};

@@ -1,0 +1,107 @@
+//! What a backend promises: memory, transfers, and running a list of launches.
+
+use crate::{
+    error::Result,
+    kernel::Kernel,
+    tensor::{DType, TensorType},
+};
+
+/// A piece of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId(pub(crate) usize);
+
+/// A list of launches that a device has bound to its memory and made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceId(pub(crate) usize);
+
+/// A tensor at its place in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The buffer it lies in.
+    pub buffer: BufferId,
+    /// Where it starts.
+    pub offset_bytes: usize,
+    /// Its shape and element type.
+    pub of: TensorType,
+}
+
+/// A kernel with the places of its operands. Outputs that are state may be read before they are written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// What to run.
+    pub kernel: Kernel,
+    /// What it reads.
+    pub inputs: Vec<View>,
+    /// What it writes. No output overlaps an input or another output.
+    pub outputs: Vec<View>,
+}
+
+/// Elements on their way to a device, converted to what the view stores.
+#[derive(Clone, Copy, Debug)]
+pub enum HostData<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Double precision, for checking derivatives on the reference backend.
+    F64(&'a [f64]),
+    /// Indices.
+    U32(&'a [u32]),
+}
+
+impl HostData<'_> {
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        match self {
+            HostData::F32(data) => data.len(),
+            HostData::F64(data) => data.len(),
+            HostData::U32(data) => data.len(),
+        }
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A backend: the only thing that knows where numbers live and how they are computed.
+pub trait Device: Send {
+    /// The backend's short name.
+    fn name(&self) -> &'static str;
+
+    /// One line for people: the processor, its instruction set and threads.
+    fn describe(&self) -> String;
+
+    /// Bytes an element of this type takes in this device's memory.
+    fn element_bytes(&self, dtype: DType) -> usize;
+
+    /// New memory, zeroed, aligned to 256 bytes.
+    fn allocate(&mut self, bytes: usize) -> Result<BufferId>;
+
+    /// Gives memory back. Sequences that name it can no longer be run.
+    fn free(&mut self, buffer: BufferId);
+
+    /// Writes all elements of a view.
+    fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()>;
+
+    /// Reads all elements of a view as single precision.
+    fn download(&self, from: &View, out: &mut [f32]) -> Result<()>;
+
+    /// Reads all elements of a view as double precision.
+    fn download_f64(&self, from: &View, out: &mut [f64]) -> Result<()>;
+
+    /// Checks launches against memory and makes them ready to run, in this order.
+    fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId>;
+
+    /// Forgets a bound sequence.
+    fn unbind(&mut self, sequence: SequenceId);
+
+    /// Runs a bound sequence to its end. Allocates nothing.
+    fn run(&mut self, sequence: SequenceId) -> Result<()>;
+}
+
+/// Whether the bytes of two views meet, on a device where elements take `bytes_a` and `bytes_b`.
+pub(crate) fn overlap(a: &View, bytes_a: usize, b: &View, bytes_b: usize) -> bool {
+    a.buffer == b.buffer
+        && a.offset_bytes < b.offset_bytes + b.of.shape.elements() * bytes_b
+        && b.offset_bytes < a.offset_bytes + a.of.shape.elements() * bytes_a
+}

@@ -1,0 +1,60 @@
+//! Everything that can go wrong below the graph.
+
+use crate::tensor::DType;
+
+/// An error of a device or a shape rule.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An op was given tensors that it has no meaning for.
+    #[error("{op}: {detail}; check the model's sizes")]
+    Shape {
+        /// The op's name.
+        op: &'static str,
+        /// What does not fit, with the shapes.
+        detail: String,
+    },
+    /// A backend has no kernel for what was asked.
+    #[error("the {device} backend has no {kernel} kernel in {dtype}; use another precision or device")]
+    Unsupported {
+        /// The backend.
+        device: &'static str,
+        /// The kernel's name.
+        kernel: &'static str,
+        /// The element type that is missing.
+        dtype: DType,
+    },
+    /// An id points outside the table that it indexes.
+    #[error("{op}: id {index} is outside the {rows} there are; the data and the model have different vocabularies: prepare again or change the model")]
+    IndexOutOfRange {
+        /// The op's name.
+        op: &'static str,
+        /// The id.
+        index: usize,
+        /// How many ids there are.
+        rows: usize,
+    },
+    /// A launch does not fit the memory it names, or its operands overlap.
+    #[error("{kernel}: {detail}; this is a bug in Ironmill, please report it")]
+    Binding {
+        /// The kernel's name.
+        kernel: &'static str,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The device could not give the memory.
+    #[error(
+        "cannot allocate {bytes} bytes on {device}; make micro_batch, context or the model smaller"
+    )]
+    OutOfMemory {
+        /// The backend.
+        device: &'static str,
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// A worker thread could not be started.
+    #[error("cannot start a worker thread: {0}; lower --threads or the machine's process count")]
+    Threads(std::io::Error),
+}
+
+/// The result of calls into this crate.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,213 @@
+//! What a backend runs: an op, a fused group of ops, a cast, a state write, an optimiser update.
+//!
+//! Backends match exhaustively on [`Kernel`], so a new one is a compile error wherever it is missing. A fused kernel has an
+//! [`Expansion`] into plain kernels; the reference backend runs only that, which makes it the oracle of the fused one.
+
+use std::sync::Arc;
+
+use crate::{
+    op::Op,
+    tensor::{DType, Shape, TensorType},
+};
+
+/// A unit of work for a backend.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kernel {
+    /// An op as it stands.
+    Op(Op),
+    /// `(x) → x` in the output's element type.
+    Cast,
+    /// `(x) → state`: overwrites it, or adds to it.
+    StateWrite {
+        /// Whether to add to what is there.
+        add: bool,
+    },
+    /// `(new [B,T,C], starts u32[B]) → cache state [B,S,C]`: rows `starts[b]..starts[b]+T` of each sample.
+    CacheAppend,
+    /// Fused: an op all of whose outputs are written into state, without an intermediate value.
+    OpInto {
+        /// The op.
+        op: Op,
+        /// Whether to add to what is there.
+        add: bool,
+    },
+    /// Fused residual and norm: `(a, b, gain, shift if bias) → a + b, norm(a + b), mean, rstd`.
+    AddLayerNorm {
+        /// Added to the variance.
+        eps: f32,
+        /// Whether there is a shift operand.
+        bias: bool,
+    },
+    /// Fused head: product, loss and their gradients over a few rows at a time, so that logits never exist whole.
+    /// See [`HeadLoss`].
+    HeadLoss(HeadLoss),
+    /// `(gradients) → √Σg² [1]`: not finite exactly when a gradient is not.
+    GlobalNorm,
+    /// One optimiser step. See [`AdamW`].
+    AdamW(AdamW),
+}
+
+/// The constants of a fused head: `(x [..,C], w [V,C], targets, weights, d_losses if any gradient is wanted)
+/// → losses [..], workspace [rows, V], d_x [..,C] if wanted, d_w state if wanted`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadLoss {
+    /// Rows of logits that exist at a time.
+    pub chunk_rows: usize,
+    /// Whether the gradient of x is an output.
+    pub d_input: bool,
+    /// Whether the gradient of w is written into state, and if so whether it adds to what is there.
+    pub d_weight: Option<bool>,
+}
+
+impl HeadLoss {
+    /// Whether any gradient is computed.
+    pub fn has_gradient(&self) -> bool {
+        self.d_input || self.d_weight.is_some()
+    }
+}
+
+/// A run of parameters that one rule updates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateRange {
+    /// First element.
+    pub start: usize,
+    /// Elements.
+    pub len: usize,
+    /// Decoupled weight decay, before multiplication by the learning rate.
+    pub weight_decay: f32,
+}
+
+/// AdamW (Loshchilov & Hutter, 2019) over flat buffers:
+/// `(gradients, norm [1], learning rate [1]) → parameters, first moment, second moment, step counter u32[1]`, all state.
+///
+/// Gradients are scaled by min(1, clip / norm). When the norm is not finite nothing is written, and the counter that
+/// corrects the moments' bias does not advance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// The largest global norm; 0 turns clipping off.
+    pub clip: f32,
+    /// What to update; elements outside every range (padding, frozen parameters) are never touched.
+    pub ranges: Arc<[UpdateRange]>,
+}
+
+impl Kernel {
+    /// The kernel's name in errors and listings.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kernel::Op(op) | Kernel::OpInto { op, .. } => op.name(),
+            Kernel::Cast => "cast",
+            Kernel::StateWrite { .. } => "state_write",
+            Kernel::CacheAppend => "cache_append",
+            Kernel::AddLayerNorm { .. } => "add_layer_norm",
+            Kernel::HeadLoss(_) => "head_loss",
+            Kernel::GlobalNorm => "global_norm",
+            Kernel::AdamW(_) => "adamw",
+        }
+    }
+
+    /// The plain kernels that a fused one stands for; none for a plain one.
+    pub fn expansion(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Option<Expansion> {
+        use Operand::{Input, Output};
+        let mut expansion = Expansion::default();
+        match self {
+            Kernel::OpInto { op, add } => {
+                let values: Vec<Operand> = outputs.iter().map(|&state| expansion.temporary(state)).collect();
+                expansion.step(Kernel::Op(op.clone()), (0..inputs.len()).map(Input).collect(), values.clone());
+                for (index, value) in values.into_iter().enumerate() {
+                    expansion.step(Kernel::StateWrite { add: *add }, vec![value], vec![Output(index)]);
+                }
+            }
+            Kernel::AddLayerNorm { eps, bias } => {
+                expansion.step(Kernel::Op(Op::Add), vec![Input(0), Input(1)], vec![Output(0)]);
+                let mut operands = vec![Output(0)];
+                operands.extend((2..inputs.len()).map(Input));
+                let norm = Op::LayerNorm { eps: *eps, bias: *bias };
+                expansion.step(Kernel::Op(norm), operands, vec![Output(1), Output(2), Output(3)]);
+            }
+            Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
+            Kernel::Op(_)
+            | Kernel::Cast
+            | Kernel::StateWrite { .. }
+            | Kernel::CacheAppend
+            | Kernel::GlobalNorm
+            | Kernel::AdamW(_) => return None,
+        }
+        Some(expansion)
+    }
+}
+
+fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]) {
+    use Operand::{Input, Output};
+    let (x, w) = (inputs[0], inputs[1]);
+    let logits_type = TensorType { shape: x.shape.with_columns(w.shape.dims()[0]), dtype: x.dtype };
+    let row_type = TensorType { shape: x.shape.without_columns(), dtype: DType::F32 };
+    let logits = expansion.temporary(logits_type);
+    let log_sum_exp = expansion.temporary(row_type);
+    expansion.step(Kernel::Op(Op::Linear { bias: false }), vec![Input(0), Input(1)], vec![logits]);
+    expansion.step(
+        Kernel::Op(Op::CrossEntropy),
+        vec![logits, Input(2), Input(3)],
+        vec![Output(0), log_sum_exp],
+    );
+    if !head.has_gradient() {
+        return;
+    }
+    let d_logits = expansion.temporary(logits_type);
+    expansion.step(
+        Kernel::Op(Op::CrossEntropyGrad),
+        vec![logits, Input(2), Input(3), log_sum_exp, Input(4)],
+        vec![d_logits],
+    );
+    if head.d_input {
+        expansion.step(Kernel::Op(Op::LinearGradInput), vec![d_logits, Input(1)], vec![Output(2)]);
+    }
+    if let Some(add) = head.d_weight {
+        let d_w = expansion.temporary(TensorType { shape: w.shape, dtype: DType::F32 });
+        expansion.step(Kernel::Op(Op::LinearGradWeight), vec![d_logits, Input(0)], vec![d_w]);
+        let output = 2 + usize::from(head.d_input);
+        expansion.step(Kernel::StateWrite { add }, vec![d_w], vec![Output(output)]);
+    }
+}
+
+/// An operand of an expansion's step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// An input of the fused kernel.
+    Input(usize),
+    /// An output of the fused kernel.
+    Output(usize),
+    /// A value that only the expansion knows.
+    Temporary(usize),
+}
+
+/// A fused kernel written out as plain ones.
+#[derive(Clone, Debug, Default)]
+pub struct Expansion {
+    /// Types of the temporaries.
+    pub temporaries: Vec<TensorType>,
+    /// The kernels in order, with their inputs and outputs.
+    pub steps: Vec<(Kernel, Vec<Operand>, Vec<Operand>)>,
+}
+
+impl Expansion {
+    fn temporary(&mut self, of: TensorType) -> Operand {
+        self.temporaries.push(of);
+        Operand::Temporary(self.temporaries.len() - 1)
+    }
+
+    fn step(&mut self, kernel: Kernel, inputs: Vec<Operand>, outputs: Vec<Operand>) {
+        self.steps.push((kernel, inputs, outputs));
+    }
+}
+
+/// Rows of logits a fused head keeps at a time: about 4 MiB of f32, so that a chunk stays near the cores.
+pub fn head_chunk_rows(x: Shape, vocabulary: usize) -> usize {
+    const CHUNK_ELEMENTS: usize = 1 << 20;
+    (CHUNK_ELEMENTS / vocabulary.max(1)).clamp(16, 512).min(x.rows())
+}

@@ -1,0 +1,366 @@
+//! The mathematical operations: what a model may write, and the gradient ops that derivatives emit.
+//!
+//! An op is data: a name, its constants, and a rule that says from the operands' types whether it has a meaning and what
+//! comes out. What it computes is written once, as textbook loops, in the reference backend. Shapes use these letters:
+//! B samples, T positions, S cached positions, C channels (row length), H heads, D head size, V vocabulary, N = B·T rows.
+
+use crate::{
+    error::{Error, Result},
+    tensor::{DType, Shape, TensorType},
+};
+
+/// A target with this id is not counted: its loss and gradient are zero.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Which keys a query may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// Those at its own position and before.
+    Causal,
+    /// All of them.
+    Full,
+}
+
+/// The constants of an attention op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head h reads key head h·kv_heads/heads.
+    pub kv_heads: usize,
+    /// Which keys a query may see.
+    pub mask: Mask,
+    /// Whether keys and values are a cache: then a fourth operand `starts` u32[B] gives the position of each
+    /// sample's first query, and keys past a query's own position are never read.
+    pub cached: bool,
+}
+
+/// An operation on tensors. Operands are listed as `(inputs) → outputs`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Rows of a table: `(table [V,C], ids u32[..]) → [..,C]`.
+    Embed,
+    /// `(x [..,K], w [M,K], b [M] if bias) → x·wᵀ + b [..,M]`.
+    Linear {
+        /// Whether there is a bias operand.
+        bias: bool,
+    },
+    /// `(x [..,C], gain [C], shift [C] if bias) → y [..,C], mean [N], rstd [N]`.
+    LayerNorm {
+        /// Added to the variance.
+        eps: f32,
+        /// Whether there is a shift operand.
+        bias: bool,
+    },
+    /// Columns of x in consecutive parts: `(x [..,ΣC]) → [..,C₀], [..,C₁] …`.
+    Split {
+        /// The columns of each part.
+        sizes: Vec<usize>,
+    },
+    /// The inverse of `Split`.
+    Concat,
+    /// Softmax of scaled products: `(q [B,T,H·D], k [B,S,Hkv·D], v, starts if cached) → [B,T,H·D], log-sum-exp [B,H,T]`.
+    Attention(Attention),
+    /// `½x(1 + tanh(√(2/π)(x + 0.044715x³)))`, GPT-2's form.
+    Gelu,
+    /// `(a, b) → a + b`, equal shapes.
+    Add,
+    /// Zeroes a share of the elements and scales the rest: `(x [B,..], key u32[3] = (key₀, key₁, step), samples u32[B]) → x`.
+    ///
+    /// The mask is a function of the key, the step, `number`, the sample's index and the element's index in the sample,
+    /// so it is the same for any micro-batch, and the derivative is the op itself.
+    Dropout {
+        /// The share of elements to drop.
+        probability: f32,
+        /// Tells this dropout from the others of the program.
+        number: u32,
+    },
+    /// `(logits [..,V], targets u32[..], weights [..]) → losses [..], log-sum-exp [..]`; the loss of an ignored target is 0.
+    CrossEntropy,
+    /// `(x) → Σx [1]`.
+    Sum,
+    /// `(x [1]) → x in every element`.
+    Broadcast {
+        /// The shape to fill.
+        shape: Shape,
+    },
+
+    /// `(ids, d_y [..,C]) → d_table [V,C]`.
+    EmbedGrad {
+        /// Rows of the table.
+        rows: usize,
+    },
+    /// `(d_y [..,M], w [M,K]) → d_x [..,K]`.
+    LinearGradInput,
+    /// `(d_y [..,M], x [..,K]) → d_w [M,K]`.
+    LinearGradWeight,
+    /// `(d_y [..,M]) → d_b [M]`.
+    LinearGradBias,
+    /// `(d_y, x, gain, mean, rstd) → d_x`.
+    LayerNormGradInput,
+    /// `(d_y, x, mean, rstd) → d_gain [C], d_shift [C] if bias`.
+    LayerNormGradParams {
+        /// Whether the norm has a shift.
+        bias: bool,
+    },
+    /// `(d_out, q, k, v, out, log-sum-exp) → d_q, d_k, d_v`.
+    AttentionGrad(Attention),
+    /// `(x, d_y) → d_x`.
+    GeluGrad,
+    /// `(logits, targets, weights, log-sum-exp, d_losses) → d_logits`.
+    CrossEntropyGrad,
+}
+
+impl Op {
+    /// The op's name in errors and listings.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed => "embed",
+            Op::Linear { .. } => "linear",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::Split { .. } => "split",
+            Op::Concat => "concat",
+            Op::Attention(_) => "attention",
+            Op::Gelu => "gelu",
+            Op::Add => "add",
+            Op::Dropout { .. } => "dropout",
+            Op::CrossEntropy => "cross_entropy",
+            Op::Sum => "sum",
+            Op::Broadcast { .. } => "broadcast",
+            Op::EmbedGrad { .. } => "embed_grad",
+            Op::LinearGradInput => "linear_grad_input",
+            Op::LinearGradWeight => "linear_grad_weight",
+            Op::LinearGradBias => "linear_grad_bias",
+            Op::LayerNormGradInput => "layer_norm_grad_input",
+            Op::LayerNormGradParams { .. } => "layer_norm_grad_params",
+            Op::AttentionGrad(_) => "attention_grad",
+            Op::GeluGrad => "gelu_grad",
+            Op::CrossEntropyGrad => "cross_entropy_grad",
+        }
+    }
+
+    /// The types of the outputs, or why the operands do not fit.
+    pub fn outputs(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let rule = Rule { op: self, inputs };
+        match self {
+            Op::Embed => {
+                let [table, ids] = rule.operands()?;
+                rule.ensure(table.shape.dims().len() == 2, "the table must have two dimensions")?;
+                rule.indices(1)?;
+                let columns = table.shape.columns();
+                Ok(vec![TensorType { shape: ids.shape.with_inner(columns), dtype: table.dtype }])
+            }
+            Op::Linear { bias } => {
+                let x = rule.at(0, 2 + usize::from(*bias))?;
+                let w = rule.at(1, inputs.len())?;
+                rule.ensure(w.shape.dims().len() == 2, "the weight must have two dimensions")?;
+                rule.ensure(w.shape.columns() == x.shape.columns(), "rows of x and w must have one length")?;
+                let outputs = w.shape.dims()[0];
+                if *bias {
+                    rule.ensure(inputs[2].shape.dims() == [outputs], "the bias must have a value per output")?;
+                }
+                Ok(vec![TensorType { shape: x.shape.with_columns(outputs), dtype: x.dtype }])
+            }
+            Op::LayerNorm { bias, .. } => {
+                let x = rule.at(0, 2 + usize::from(*bias))?;
+                for operand in &inputs[1..] {
+                    rule.ensure(operand.shape.dims() == [x.shape.columns()], "gain and shift must have a value per column")?;
+                }
+                let rows = TensorType::new(&[x.shape.rows()], DType::F32);
+                Ok(vec![x, rows, rows])
+            }
+            Op::Split { sizes } => {
+                let [x] = rule.operands()?;
+                rule.ensure(!sizes.is_empty(), "there must be a part")?;
+                rule.ensure(sizes.iter().sum::<usize>() == x.shape.columns(), "the parts must add up to the columns")?;
+                Ok(sizes.iter().map(|&size| TensorType { shape: x.shape.with_columns(size), dtype: x.dtype }).collect())
+            }
+            Op::Concat => {
+                let first = rule.at(0, inputs.len())?;
+                let mut columns = 0;
+                for part in inputs {
+                    rule.ensure(part.shape.without_columns() == first.shape.without_columns(), "the parts must have the same rows")?;
+                    columns += part.shape.columns();
+                }
+                Ok(vec![TensorType { shape: first.shape.with_columns(columns), dtype: first.dtype }])
+            }
+            Op::Attention(attention) => {
+                let q = rule.at(0, 3 + usize::from(attention.cached))?;
+                rule.attention(attention, q, inputs[1], inputs[2])?;
+                if attention.cached {
+                    rule.indices(3)?;
+                }
+                let dims = q.shape.dims();
+                let statistics = TensorType::new(&[dims[0], attention.heads, dims[1]], DType::F32);
+                Ok(vec![q, statistics])
+            }
+            Op::Gelu => {
+                let [x] = rule.operands()?;
+                Ok(vec![x])
+            }
+            Op::Add => {
+                let [a, b] = rule.operands()?;
+                rule.ensure(a.shape == b.shape, "both must have one shape")?;
+                Ok(vec![a])
+            }
+            Op::Dropout { probability, .. } => {
+                let [x, key, samples] = rule.operands()?;
+                rule.ensure((0.0..1.0).contains(probability), "the probability must be at least 0 and below 1")?;
+                rule.indices(1)?;
+                rule.indices(2)?;
+                rule.ensure(key.shape.dims() == [3], "the key must be three words")?;
+                rule.ensure(samples.shape.dims() == [x.shape.dims()[0]], "there must be an index per sample")?;
+                Ok(vec![x])
+            }
+            Op::CrossEntropy => {
+                let [logits, targets, weights] = rule.operands()?;
+                rule.indices(1)?;
+                rule.ensure(targets.shape == logits.shape.without_columns(), "there must be a target per row")?;
+                rule.ensure(weights.shape == targets.shape, "there must be a weight per target")?;
+                let losses = TensorType { shape: targets.shape, dtype: DType::F32 };
+                Ok(vec![losses, losses])
+            }
+            Op::Sum => {
+                rule.operands::<1>()?;
+                Ok(vec![TensorType::new(&[1], DType::F32)])
+            }
+            Op::Broadcast { shape } => {
+                let [x] = rule.operands()?;
+                rule.ensure(x.shape.elements() == 1, "only a single number can be broadcast")?;
+                Ok(vec![TensorType { shape: *shape, dtype: x.dtype }])
+            }
+            Op::EmbedGrad { rows } => {
+                let [ids, d_y] = rule.operands()?;
+                rule.indices(0)?;
+                rule.ensure(d_y.shape.without_columns() == ids.shape, "there must be a gradient row per id")?;
+                Ok(vec![TensorType::new(&[*rows, d_y.shape.columns()], DType::F32)])
+            }
+            Op::LinearGradInput => {
+                let [d_y, w] = rule.operands()?;
+                rule.ensure(w.shape.dims().len() == 2 && w.shape.dims()[0] == d_y.shape.columns(), "the weight must have a row per output")?;
+                Ok(vec![TensorType { shape: d_y.shape.with_columns(w.shape.columns()), dtype: d_y.dtype }])
+            }
+            Op::LinearGradWeight => {
+                let [d_y, x] = rule.operands()?;
+                rule.ensure(d_y.shape.rows() == x.shape.rows(), "both must have the same rows")?;
+                Ok(vec![TensorType::new(&[d_y.shape.columns(), x.shape.columns()], DType::F32)])
+            }
+            Op::LinearGradBias => {
+                let [d_y] = rule.operands()?;
+                Ok(vec![TensorType::new(&[d_y.shape.columns()], DType::F32)])
+            }
+            Op::LayerNormGradInput => {
+                let [d_y, x, gain, mean, rstd] = rule.operands()?;
+                rule.ensure(d_y.shape == x.shape, "gradient and input must have one shape")?;
+                rule.ensure(gain.shape.dims() == [x.shape.columns()], "the gain must have a value per column")?;
+                rule.statistics(x, mean, rstd)?;
+                Ok(vec![d_y])
+            }
+            Op::LayerNormGradParams { bias } => {
+                let [d_y, x, mean, rstd] = rule.operands()?;
+                rule.ensure(d_y.shape == x.shape, "gradient and input must have one shape")?;
+                rule.statistics(x, mean, rstd)?;
+                let row = TensorType::new(&[x.shape.columns()], DType::F32);
+                Ok(vec![row; 1 + usize::from(*bias)])
+            }
+            Op::AttentionGrad(attention) => {
+                let [d_out, q, k, v, out, _] = rule.operands()?;
+                rule.ensure(!attention.cached, "a cache has no gradient")?;
+                rule.attention(attention, q, k, v)?;
+                rule.ensure(d_out.shape == q.shape && out.shape == q.shape, "gradient, output and queries must have one shape")?;
+                Ok(vec![q, k, v])
+            }
+            Op::GeluGrad => {
+                let [x, d_y] = rule.operands()?;
+                rule.ensure(x.shape == d_y.shape, "gradient and input must have one shape")?;
+                Ok(vec![d_y])
+            }
+            Op::CrossEntropyGrad => {
+                let [logits, targets, weights, log_sum_exp, d_losses] = rule.operands()?;
+                rule.indices(1)?;
+                for operand in [targets, weights, log_sum_exp, d_losses] {
+                    rule.ensure(operand.shape == logits.shape.without_columns(), "there must be a value per row")?;
+                }
+                Ok(vec![logits])
+            }
+        }
+    }
+}
+
+/// The checks that shape rules are made of, with the op and its operands for the message.
+struct Rule<'a> {
+    op: &'a Op,
+    inputs: &'a [TensorType],
+}
+
+impl Rule<'_> {
+    fn ensure(&self, holds: bool, requirement: &str) -> Result<()> {
+        if holds {
+            return Ok(());
+        }
+        let operands: Vec<String> = self.inputs.iter().map(ToString::to_string).collect();
+        Err(Error::Shape { op: self.op.name(), detail: format!("{requirement}, got {}", operands.join(", ")) })
+    }
+
+    fn operands<const N: usize>(&self) -> Result<[TensorType; N]> {
+        self.ensure(self.inputs.len() == N, &format!("takes {N} operands"))?;
+        Ok(std::array::from_fn(|i| self.inputs[i]))
+    }
+
+    fn at(&self, index: usize, count: usize) -> Result<TensorType> {
+        self.ensure(self.inputs.len() == count && index < count, &format!("takes {count} operands"))?;
+        Ok(self.inputs[index])
+    }
+
+    fn indices(&self, index: usize) -> Result<()> {
+        self.ensure(self.inputs[index].dtype == DType::U32, &format!("operand {index} must be u32"))
+    }
+
+    fn statistics(&self, x: TensorType, mean: TensorType, rstd: TensorType) -> Result<()> {
+        let rows = [x.shape.rows()];
+        self.ensure(mean.shape.dims() == rows && rstd.shape.dims() == rows, "there must be a statistic per row")
+    }
+
+    fn attention(&self, attention: &Attention, q: TensorType, k: TensorType, v: TensorType) -> Result<()> {
+        let (heads, kv_heads) = (attention.heads, attention.kv_heads);
+        let [b, t, columns] = *q.shape.dims() else { return self.ensure(false, "queries must be [B,T,H·D]") };
+        let [kb, s, kv_columns] = *k.shape.dims() else { return self.ensure(false, "keys must be [B,S,Hkv·D]") };
+        self.ensure(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of key heads")?;
+        self.ensure(columns % heads == 0 && kv_columns == columns / heads * kv_heads, "all heads must have one size")?;
+        self.ensure(k.shape == v.shape && kb == b, "keys and values must have one shape and the queries' samples")?;
+        self.ensure(attention.cached || s == t, "without a cache there is a key per query")?;
+        self.ensure(!attention.cached || attention.mask == Mask::Causal, "attention over a cache is causal")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(op: Op, inputs: &[&[usize]], expected: &[&[usize]]) {
+        let inputs: Vec<TensorType> = inputs.iter().map(|dims| TensorType::new(dims, DType::F32)).collect();
+        let outputs = op.outputs(&inputs).unwrap();
+        assert_eq!(outputs.iter().map(|t| t.shape.dims()).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn shape_rules_give_the_outputs() {
+        check(Op::Linear { bias: true }, &[&[2, 3, 4], &[5, 4], &[5]], &[&[2, 3, 5]]);
+        check(Op::LayerNorm { eps: 1e-5, bias: false }, &[&[2, 3, 4], &[4]], &[&[2, 3, 4], &[6], &[6]]);
+        check(Op::Split { sizes: vec![1, 3] }, &[&[2, 4]], &[&[2, 1], &[2, 3]]);
+        check(Op::Concat, &[&[2, 1], &[2, 3]], &[&[2, 4]]);
+        check(Op::Sum, &[&[2, 3]], &[&[1]]);
+    }
+
+    #[test]
+    fn a_wrong_shape_is_an_error_that_names_the_shapes() {
+        let x = TensorType::new(&[2, 3], DType::F32);
+        let w = TensorType::new(&[5, 4], DType::F32);
+        let message = Op::Linear { bias: false }.outputs(&[x, w]).unwrap_err().to_string();
+        assert!(message.contains("linear") && message.contains("f32[2, 3]") && message.contains("f32[5, 4]"), "{message}");
+        assert!(Op::Add.outputs(&[x]).is_err());
+        assert!(Op::Linear { bias: true }.outputs(&[]).is_err());
+        assert!(Op::Concat.outputs(&[]).is_err());
+        assert!(Op::Embed.outputs(&[w, x]).is_err(), "ids must be u32");
+    }
+}

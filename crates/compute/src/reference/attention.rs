@@ -1,0 +1,110 @@
+//! Attention and its gradient, one query at a time.
+
+use super::Tensor;
+use crate::op::{Attention, Mask};
+
+/// Where a head's rows lie inside [B,T,H·D] tensors.
+struct Heads {
+    attention: Attention,
+    head_dim: usize,
+    queries: usize,
+    keys: usize,
+}
+
+impl Heads {
+    fn new(attention: &Attention, q: &Tensor, k: &Tensor) -> Self {
+        Heads {
+            attention: *attention,
+            head_dim: q.columns() / attention.heads,
+            queries: q.shape.dims()[1],
+            keys: k.shape.dims()[1],
+        }
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+
+    fn query(&self, b: usize, h: usize, t: usize) -> usize {
+        ((b * self.queries + t) * self.attention.heads + h) * self.head_dim
+    }
+
+    fn key(&self, b: usize, h: usize, s: usize) -> usize {
+        let kv_head = h * self.attention.kv_heads / self.attention.heads;
+        ((b * self.keys + s) * self.attention.kv_heads + kv_head) * self.head_dim
+    }
+
+    fn statistic(&self, b: usize, h: usize, t: usize) -> usize {
+        (b * self.attention.heads + h) * self.queries + t
+    }
+
+    /// How many keys the query at position `start + t` sees.
+    fn visible(&self, start: usize, t: usize) -> usize {
+        match self.attention.mask {
+            Mask::Causal => start + t + 1,
+            Mask::Full => self.keys,
+        }
+    }
+
+    fn score(&self, q: &[f64], k: &[f64]) -> f64 {
+        self.scale() * q[..self.head_dim].iter().zip(k).map(|(a, b)| a * b).sum::<f64>()
+    }
+}
+
+pub(super) fn attention(attention: &Attention, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
+    let heads = Heads::new(attention, q, k);
+    outputs[0].data.fill(0.0);
+    for b in 0..q.shape.dims()[0] {
+        let start = if attention.cached { inputs[3].index(b) } else { 0 };
+        for h in 0..attention.heads {
+            for t in 0..heads.queries {
+                let query = heads.query(b, h, t);
+                let visible = heads.visible(start, t).min(heads.keys);
+                let scores: Vec<f64> = (0..visible)
+                    .map(|s| heads.score(&q.data[query..], &k.data[heads.key(b, h, s)..]))
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let log_sum_exp = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
+                for (s, score) in scores.iter().enumerate() {
+                    let probability = (score - log_sum_exp).exp();
+                    let value = heads.key(b, h, s);
+                    for d in 0..heads.head_dim {
+                        outputs[0].data[query + d] += probability * v.data[value + d];
+                    }
+                }
+                outputs[1].data[heads.statistic(b, h, t)] = log_sum_exp;
+            }
+        }
+    }
+}
+
+/// With P the probabilities: d_v = Pᵀ·d_out; d_p = d_out·vᵀ; d_score = P·(d_p − d_out·out); d_q, d_k follow by the products.
+pub(super) fn attention_grad(attention: &Attention, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (d_out, q, k, v, out, log_sum_exp) =
+        (inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5]);
+    let heads = Heads::new(attention, q, k);
+    outputs.iter_mut().for_each(|tensor| tensor.data.fill(0.0));
+    for b in 0..q.shape.dims()[0] {
+        for h in 0..attention.heads {
+            for t in 0..heads.queries {
+                let query = heads.query(b, h, t);
+                let row = query..query + heads.head_dim;
+                let d_row = &d_out.data[row.clone()];
+                let d_dot_out: f64 = d_row.iter().zip(&out.data[row]).map(|(a, b)| a * b).sum();
+                for s in 0..heads.visible(0, t) {
+                    let key = heads.key(b, h, s);
+                    let score = heads.score(&q.data[query..], &k.data[key..]);
+                    let probability = (score - log_sum_exp.data[heads.statistic(b, h, t)]).exp();
+                    let d_probability: f64 = d_row.iter().zip(&v.data[key..]).map(|(a, b)| a * b).sum();
+                    let d_score = probability * (d_probability - d_dot_out) * heads.scale();
+                    for d in 0..heads.head_dim {
+                        outputs[0].data[query + d] += d_score * k.data[key + d];
+                        outputs[1].data[key + d] += d_score * q.data[query + d];
+                        outputs[2].data[key + d] += probability * d_row[d];
+                    }
+                }
+            }
+        }
+    }
+}

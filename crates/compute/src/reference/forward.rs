@@ -1,0 +1,109 @@
+//! The forward ops, attention apart.
+
+use super::Tensor;
+use crate::{
+    error::Result,
+    op::IGNORED,
+    philox::{drop_threshold, philox},
+};
+
+/// √(2/π), of GELU's tanh form.
+pub(super) const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
+/// The weight of the cube in GELU's tanh form.
+pub(super) const GELU_CUBE: f64 = 0.044_715;
+
+pub(super) fn embed(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+    let (table, ids) = (inputs[0], inputs[1]);
+    for row in 0..ids.data.len() {
+        let id = ids.index_below(row, table.rows(), "embed")?;
+        outputs[0].row_mut(row).copy_from_slice(table.row(id));
+    }
+    Ok(())
+}
+
+pub(super) fn linear(bias: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (x, w) = (inputs[0], inputs[1]);
+    for row in 0..x.rows() {
+        for column in 0..w.rows() {
+            let product: f64 = x.row(row).iter().zip(w.row(column)).map(|(a, b)| a * b).sum();
+            outputs[0].row_mut(row)[column] = product + if bias { inputs[2].data[column] } else { 0.0 };
+        }
+    }
+}
+
+pub(super) fn layer_norm(eps: f64, bias: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (x, gain) = (inputs[0], inputs[1]);
+    let columns = x.columns() as f64;
+    for row in 0..x.rows() {
+        let values = x.row(row);
+        let mean = values.iter().sum::<f64>() / columns;
+        let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / columns;
+        let rstd = 1.0 / (variance + eps).sqrt();
+        for (column, value) in values.iter().enumerate() {
+            let shift = if bias { inputs[2].data[column] } else { 0.0 };
+            outputs[0].row_mut(row)[column] = (value - mean) * rstd * gain.data[column] + shift;
+        }
+        outputs[1].data[row] = mean;
+        outputs[2].data[row] = rstd;
+    }
+}
+
+pub(super) fn split(sizes: &[usize], inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let mut start = 0;
+    for (part, &size) in outputs.iter_mut().zip(sizes) {
+        for row in 0..inputs[0].rows() {
+            part.row_mut(row).copy_from_slice(&inputs[0].row(row)[start..start + size]);
+        }
+        start += size;
+    }
+}
+
+pub(super) fn concat(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let mut start = 0;
+    for part in inputs {
+        for row in 0..part.rows() {
+            outputs[0].row_mut(row)[start..start + part.columns()].copy_from_slice(part.row(row));
+        }
+        start += part.columns();
+    }
+}
+
+pub(super) fn gelu(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    for (y, &x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
+        *y = 0.5 * x * (1.0 + (GELU_SCALE * (x + GELU_CUBE * x * x * x)).tanh());
+    }
+}
+
+pub(super) fn add(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    for (y, (a, b)) in outputs[0].data.iter_mut().zip(inputs[0].data.iter().zip(&inputs[1].data)) {
+        *y = a + b;
+    }
+}
+
+pub(super) fn dropout(probability: f32, number: u32, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (x, key, samples) = (inputs[0], inputs[1], inputs[2]);
+    let per_sample = x.data.len() / samples.data.len();
+    let word = |element: usize| key.index(element) as u32;
+    let (threshold, scale) = (drop_threshold(probability), 1.0 / (1.0 - f64::from(probability)));
+    for (index, (y, value)) in outputs[0].data.iter_mut().zip(&x.data).enumerate() {
+        let (sample, element) = (samples.index(index / per_sample) as u32, index % per_sample);
+        let words = philox([word(0), word(1)], [(element / 4) as u32, sample, number, word(2)]);
+        *y = if words[element % 4] < threshold { 0.0 } else { value * scale };
+    }
+}
+
+pub(super) fn cross_entropy(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+    let (logits, targets, weights) = (inputs[0], inputs[1], inputs[2]);
+    for row in 0..logits.rows() {
+        let values = logits.row(row);
+        let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let log_sum_exp = max + values.iter().map(|v| (v - max).exp()).sum::<f64>().ln();
+        outputs[1].data[row] = log_sum_exp;
+        outputs[0].data[row] = 0.0;
+        if targets.index(row) != IGNORED as usize {
+            let target = targets.index_below(row, logits.columns(), "cross_entropy")?;
+            outputs[0].data[row] = weights.data[row] * (log_sum_exp - values[target]);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! State writes and the optimiser.
+
+use super::Tensor;
+use crate::kernel::AdamW;
+
+pub(super) fn cache_append(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (new, starts) = (inputs[0], inputs[1]);
+    let [_, positions, columns] = *new.shape.dims() else { return };
+    let capacity = outputs[0].shape.dims()[1];
+    for (b, rows) in new.data.chunks_exact(positions * columns).enumerate() {
+        // Padding behind a short row may reach past the cache's end; nothing ever reads it.
+        let start = starts.index(b).min(capacity);
+        let kept = positions.min(capacity - start) * columns;
+        outputs[0].data[(b * capacity + start) * columns..][..kept].copy_from_slice(&rows[..kept]);
+    }
+}
+
+pub(super) fn global_norm(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    outputs[0].data[0] = inputs[0].data.iter().map(|g| g * g).sum::<f64>().sqrt();
+}
+
+pub(super) fn adamw(adamw: &AdamW, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (gradients, norm, rate) = (inputs[0], inputs[1].data[0], inputs[2].data[0]);
+    if !norm.is_finite() {
+        return;
+    }
+    let [parameters, first, second, counter] = outputs else { return };
+    counter.data[0] += 1.0;
+    let (beta1, beta2) = (f64::from(adamw.beta1), f64::from(adamw.beta2));
+    let clip = f64::from(adamw.clip);
+    let scale = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
+    let correction1 = 1.0 - beta1.powf(counter.data[0]);
+    let correction2 = 1.0 - beta2.powf(counter.data[0]);
+    for range in adamw.ranges.iter() {
+        for i in range.start..range.start + range.len {
+            let gradient = gradients.data[i] * scale;
+            first.data[i] = beta1 * first.data[i] + (1.0 - beta1) * gradient;
+            second.data[i] = beta2 * second.data[i] + (1.0 - beta2) * gradient * gradient;
+            let direction = first.data[i] / correction1
+                / ((second.data[i] / correction2).sqrt() + f64::from(adamw.eps));
+            parameters.data[i] *= 1.0 - rate * f64::from(range.weight_decay);
+            parameters.data[i] -= rate * direction;
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What a tensor is, apart from where it lies: element type and shape.
+
+use std::fmt;
+
+/// The type of one stored element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE single precision: masters, statistics, accumulators.
+    F32,
+    /// Brain float: the range of `F32` with 8 bits of mantissa.
+    BF16,
+    /// IEEE half precision.
+    F16,
+    /// Token ids, positions, lengths and random keys.
+    U32,
+}
+
+impl DType {
+    /// Bytes an element takes on a device that stores the type as it is.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::BF16 | DType::F16 => 2,
+        }
+    }
+
+    /// Whether elements are numbers to calculate with rather than indices.
+    pub fn is_real(self) -> bool {
+        self != DType::U32
+    }
+
+    /// The distance from 1 to the next number: the unit of every tolerance.
+    pub fn epsilon(self) -> f64 {
+        match self {
+            DType::F32 => f64::from(f32::EPSILON),
+            DType::BF16 => 2f64.powi(-7),
+            DType::F16 => 2f64.powi(-10),
+            DType::U32 => 0.0,
+        }
+    }
+
+    /// The nearest number of this type, as the reference backend rounds.
+    pub fn round(self, x: f64) -> f64 {
+        match self {
+            DType::F32 => f64::from(x as f32),
+            DType::BF16 => half::bf16::from_f64(x).to_f64(),
+            DType::F16 => half::f16::from_f64(x).to_f64(),
+            DType::U32 => x,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::U32 => "u32",
+        })
+    }
+}
+
+/// Up to four concrete dimensions, outermost first; elements are contiguous, the last dimension fastest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    dims: [usize; Shape::MAX_RANK],
+    rank: usize,
+}
+
+impl Shape {
+    /// The most dimensions that a tensor may have.
+    pub const MAX_RANK: usize = 4;
+
+    /// The shape with these dimensions.
+    ///
+    /// # Panics
+    /// With no dimension or more than four.
+    pub fn new(dims: &[usize]) -> Self {
+        assert!((1..=Self::MAX_RANK).contains(&dims.len()), "a shape has 1 to 4 dimensions, not {}", dims.len());
+        let mut padded = [1; Self::MAX_RANK];
+        padded[..dims.len()].copy_from_slice(dims);
+        Shape { dims: padded, rank: dims.len() }
+    }
+
+    /// The dimensions, outermost first.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+
+    /// How many elements there are.
+    pub fn elements(&self) -> usize {
+        self.dims().iter().product()
+    }
+
+    /// The last dimension: the length of a row.
+    pub fn columns(&self) -> usize {
+        self.dims[self.rank - 1]
+    }
+
+    /// The product of all dimensions but the last.
+    pub fn rows(&self) -> usize {
+        self.dims[..self.rank - 1].iter().product()
+    }
+
+    /// The same shape with rows of another length.
+    pub fn with_columns(&self, columns: usize) -> Self {
+        let mut shape = *self;
+        shape.dims[shape.rank - 1] = columns;
+        shape
+    }
+
+    /// The shape without its last dimension; `[1]` where nothing is left.
+    pub fn without_columns(&self) -> Self {
+        if self.rank == 1 { Shape::new(&[1]) } else { Shape::new(&self.dims[..self.rank - 1]) }
+    }
+
+    /// The same elements behind one more dimension.
+    pub fn with_inner(&self, columns: usize) -> Self {
+        let mut dims = self.dims().to_vec();
+        dims.push(columns);
+        Shape::new(&dims)
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.dims())
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Shape and element type together: all that shape rules look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorType {
+    /// The dimensions.
+    pub shape: Shape,
+    /// The element type.
+    pub dtype: DType,
+}
+
+impl TensorType {
+    /// The type with these dimensions.
+    pub fn new(dims: &[usize], dtype: DType) -> Self {
+        TensorType { shape: Shape::new(dims), dtype }
+    }
+
+    /// The same shape in another element type.
+    pub fn with_dtype(self, dtype: DType) -> Self {
+        TensorType { dtype, ..self }
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}

@@ -1,0 +1,272 @@
+//! The fuse pass: groups of kernels that a backend does better in one.
+//!
+//! Every rule looks for a producer and its only consumers and puts one kernel in their place whose expansion is exactly
+//! what was there. Rules never move a write to state across another write to the same state.
+
+use ironmill_compute::{DType, HeadLoss, Kernel, Op, TensorType, kernel::head_chunk_rows};
+
+use crate::graph::{Graph, Kind, Node, Tensor};
+
+/// Fuses what can be fused and drops values that nobody reads.
+pub(crate) fn apply(graph: &mut Graph) {
+    fuse_state_writes(graph);
+    while fuse_one_head(graph) {}
+    while fuse_one_add_and_norm(graph) {}
+    drop_unread(graph);
+}
+
+/// Gradient ops whose results only go into the gradient buffer write there themselves.
+fn fuse_state_writes(graph: &mut Graph) {
+    let readers = graph.readers();
+    let mut removed = vec![false; graph.nodes.len()];
+    for index in 0..graph.nodes.len() {
+        let node = &graph.nodes[index];
+        let Kernel::Op(op) = &node.kernel else { continue };
+        if !matches!(
+            op,
+            Op::LinearGradWeight | Op::LinearGradBias | Op::LayerNormGradParams { .. } | Op::EmbedGrad { .. }
+        ) {
+            continue;
+        }
+        let writes: Option<Vec<(usize, bool, Tensor)>> = node
+            .outputs
+            .iter()
+            .map(|output| match readers[output.0][..] {
+                [reader] => match graph.nodes[reader].kernel {
+                    Kernel::StateWrite { add } => Some((reader, add, graph.nodes[reader].outputs[0])),
+                    _ => None,
+                },
+                _ => None,
+            })
+            .collect();
+        let Some(writes) = writes else { continue };
+        let add = writes[0].1;
+        let last = writes.iter().map(|write| write.0).max().unwrap_or(index);
+        let between = &graph.nodes[index + 1..=last];
+        let adjacent = between
+            .iter()
+            .all(|node| matches!(node.kernel, Kernel::StateWrite { .. }));
+        if !adjacent
+            || writes.iter().any(|write| write.1 != add)
+            || node.outputs.iter().any(|t| graph.kept.contains(t))
+        {
+            continue;
+        }
+        let fused = Node {
+            kernel: Kernel::OpInto { op: op.clone(), add },
+            inputs: node.inputs.clone(),
+            outputs: writes.iter().map(|write| write.2).collect(),
+        };
+        writes.iter().for_each(|write| removed[write.0] = true);
+        graph.nodes[index] = fused;
+    }
+    remove(graph, &removed);
+}
+
+/// The head's product, the loss and their gradients run over a few rows at a time, if nothing else reads the logits.
+fn fuse_one_head(graph: &mut Graph) -> bool {
+    let readers = graph.readers();
+    for linear in 0..graph.nodes.len() {
+        if let Some(head) = match_head(graph, &readers, linear) {
+            replace_head(graph, head);
+            return true;
+        }
+    }
+    false
+}
+
+/// The nodes of a head that can be fused.
+struct Head {
+    linear: usize,
+    loss: usize,
+    loss_grad: Option<usize>,
+    grad_input: Option<usize>,
+    grad_weight: Option<usize>,
+}
+
+fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<Head> {
+    let node = &graph.nodes[linear];
+    if node.kernel != Kernel::Op(Op::Linear { bias: false }) {
+        return None;
+    }
+    let logits = node.outputs[0];
+    let (&loss, rest) = readers[logits.0].split_first()?;
+    if graph.nodes[loss].kernel != Kernel::Op(Op::CrossEntropy) || graph.kept.contains(&logits) {
+        return None;
+    }
+    let mut head = Head {
+        linear,
+        loss,
+        loss_grad: None,
+        grad_input: None,
+        grad_weight: None,
+    };
+    let log_sum_exp = graph.nodes[loss].outputs[1];
+    match rest {
+        [] => return readers[log_sum_exp.0].is_empty().then_some(head),
+        [grad] if graph.nodes[*grad].kernel == Kernel::Op(Op::CrossEntropyGrad) => {
+            head.loss_grad = Some(*grad)
+        }
+        _ => return None,
+    }
+    let loss_grad = head.loss_grad?;
+    let d_logits = graph.nodes[loss_grad].outputs[0];
+    if readers[log_sum_exp.0] != [loss_grad] || graph.kept.contains(&d_logits) {
+        return None;
+    }
+    for &reader in &readers[d_logits.0] {
+        let (kernel, inputs) = (&graph.nodes[reader].kernel, &graph.nodes[reader].inputs);
+        match kernel {
+            Kernel::Op(Op::LinearGradInput) if inputs[1] == node.inputs[1] && head.grad_input.is_none() => {
+                head.grad_input = Some(reader);
+            }
+            Kernel::OpInto {
+                op: Op::LinearGradWeight,
+                ..
+            } if inputs[1] == node.inputs[0] && head.grad_weight.is_none() => {
+                head.grad_weight = Some(reader);
+            }
+            _ => return None,
+        }
+    }
+    Some(head)
+}
+
+fn replace_head(graph: &mut Graph, head: Head) {
+    let [x, w] = graph.nodes[head.linear].inputs[..] else {
+        return;
+    };
+    let [_, targets, weights] = graph.nodes[head.loss].inputs[..] else {
+        return;
+    };
+    let losses = graph.nodes[head.loss].outputs[0];
+    let vocabulary = graph.shape(w).rows();
+    let chunk_rows = head_chunk_rows(graph.shape(x), vocabulary);
+    let workspace = graph.value(TensorType::new(&[chunk_rows, vocabulary], DType::F32));
+    let mut inputs = vec![x, w, targets, weights];
+    let mut outputs = vec![losses, workspace];
+    let mut d_weight = None;
+    if let Some(loss_grad) = head.loss_grad {
+        inputs.push(graph.nodes[loss_grad].inputs[4]);
+    }
+    if let Some(grad_input) = head.grad_input {
+        outputs.push(graph.nodes[grad_input].outputs[0]);
+    }
+    if let Some(grad_weight) = head.grad_weight {
+        if let Kernel::OpInto { add, .. } = graph.nodes[grad_weight].kernel {
+            d_weight = Some(add);
+        }
+        outputs.push(graph.nodes[grad_weight].outputs[0]);
+    }
+    let kernel = Kernel::HeadLoss(HeadLoss {
+        chunk_rows,
+        d_input: head.grad_input.is_some(),
+        d_weight,
+    });
+
+    // What reads the losses before the gradient exists (their sum, its bookkeeping) moves behind the fused kernel. The
+    // gradient of the losses itself comes from the seed, not from the losses; a loss where it does not is left alone.
+    let place = head.loss_grad.unwrap_or(head.loss);
+    let mut tainted = vec![false; graph.tensors.len()];
+    tainted[losses.0] = true;
+    let mut moved = vec![false; graph.nodes.len()];
+    for index in head.loss + 1..place {
+        let node = &graph.nodes[index];
+        if node.inputs.iter().any(|input| tainted[input.0]) {
+            moved[index] = true;
+            node.outputs.iter().for_each(|output| tainted[output.0] = true);
+        }
+    }
+    if inputs.iter().any(|input| tainted[input.0]) {
+        return;
+    }
+    let replaced = [
+        Some(head.linear),
+        Some(head.loss),
+        head.loss_grad,
+        head.grad_input,
+        head.grad_weight,
+    ];
+    let nodes = std::mem::take(&mut graph.nodes);
+    let mut late = Vec::new();
+    for (index, node) in nodes.into_iter().enumerate() {
+        if index == place {
+            graph.push(kernel.clone(), inputs.clone(), outputs.clone());
+            graph.nodes.append(&mut late);
+        } else if moved[index] {
+            late.push(node);
+        } else if !replaced.contains(&Some(index)) {
+            graph.nodes.push(node);
+        }
+    }
+}
+
+/// A residual and the norm that reads it become one pass over the rows.
+fn fuse_one_add_and_norm(graph: &mut Graph) -> bool {
+    let producers = producers(graph);
+    for norm in 0..graph.nodes.len() {
+        let Kernel::Op(Op::LayerNorm { eps, bias }) = graph.nodes[norm].kernel else {
+            continue;
+        };
+        let Some(add) = producers[graph.nodes[norm].inputs[0].0] else {
+            continue;
+        };
+        let parameters = &graph.nodes[norm].inputs[1..];
+        // The fused kernel stands where the sum was, so whatever else it reads must exist by then.
+        if graph.nodes[add].kernel != Kernel::Op(Op::Add) || parameters.iter().any(|&t| graph.is_value(t)) {
+            continue;
+        }
+        let mut inputs = graph.nodes[add].inputs.clone();
+        inputs.extend_from_slice(parameters);
+        let mut outputs = graph.nodes[add].outputs.clone();
+        outputs.extend_from_slice(&graph.nodes[norm].outputs);
+        graph.nodes[add] = Node {
+            kernel: Kernel::AddLayerNorm { eps, bias },
+            inputs,
+            outputs,
+        };
+        graph.nodes.remove(norm);
+        return true;
+    }
+    false
+}
+
+/// Removes nodes whose every result is a value that nobody reads.
+fn drop_unread(graph: &mut Graph) {
+    loop {
+        let readers = graph.readers();
+        let unread = |tensor: &Tensor| {
+            graph.is_value(*tensor) && readers[tensor.0].is_empty() && !graph.kept.contains(tensor)
+        };
+        let removed: Vec<bool> = graph
+            .nodes
+            .iter()
+            .map(|node| node.outputs.iter().all(unread))
+            .collect();
+        if !removed.contains(&true) {
+            return;
+        }
+        remove(graph, &removed);
+    }
+}
+
+/// For every value, the node that writes it.
+fn producers(graph: &Graph) -> Vec<Option<usize>> {
+    let mut producers = vec![None; graph.tensors.len()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for output in &node.outputs {
+            if graph.info(*output).kind == Kind::Value {
+                producers[output.0] = Some(index);
+            }
+        }
+    }
+    producers
+}
+
+fn remove(graph: &mut Graph, removed: &[bool]) {
+    let mut index = 0;
+    graph.nodes.retain(|_| {
+        index += 1;
+        !removed[index - 1]
+    });
+}

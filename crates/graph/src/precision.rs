@@ -1,0 +1,142 @@
+//! The precision pass: element types become part of the program.
+//!
+//! A model is written in f32. Under a working type, every parameter that an op reads is replaced by its working copy, and
+//! the types of all values follow from the ops' own rules: activations in the working type; statistics, losses and weight
+//! gradients in f32. Masters, gradients and moments stay f32.
+
+use ironmill_compute::{DType, Kernel, Op, TensorType};
+
+use crate::{
+    error::Result,
+    graph::{Graph, Kind, StateId, Tensor},
+};
+
+/// Which type activations and products use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Everything in f32: no casts.
+    F32,
+    /// Parameters are read from a copy in this type, laid out as the masters are.
+    Working {
+        /// The type of the copy.
+        dtype: DType,
+        /// The masters' buffer.
+        masters: StateId,
+        /// The copy's buffer.
+        copy: StateId,
+    },
+}
+
+/// Applies a policy to a program.
+pub(crate) fn apply(graph: &mut Graph, precision: Precision) -> Result<()> {
+    let Precision::Working { dtype, masters, copy } = precision else {
+        return Ok(());
+    };
+    for index in 0..graph.nodes.len() {
+        let Kernel::Op(op) = graph.nodes[index].kernel.clone() else {
+            continue;
+        };
+        let mut inputs = graph.nodes[index].inputs.clone();
+        for input in &mut inputs {
+            *input = working(graph, *input, dtype, masters, copy);
+        }
+        // Embeddings and products may meet operands of both types only at the loss, whose rules name f32 themselves.
+        let types: Vec<TensorType> = inputs.iter().map(|&tensor| graph.info(tensor).of).collect();
+        let types = op.outputs(&types)?;
+        let outputs = graph.nodes[index].outputs.clone();
+        for (output, of) in outputs.into_iter().zip(types) {
+            if graph.is_value(output) {
+                graph.tensors[output.0].of = of;
+            }
+        }
+        graph.nodes[index].inputs = inputs;
+    }
+    Ok(())
+}
+
+fn working(graph: &mut Graph, tensor: Tensor, dtype: DType, masters: StateId, copy: StateId) -> Tensor {
+    let info = graph.info(tensor).clone();
+    match info.kind {
+        Kind::State { state, offset } if state == masters => {
+            graph.state(copy, offset, info.of.with_dtype(dtype))
+        }
+        _ => tensor,
+    }
+}
+
+/// A program that refreshes the working copy from the masters.
+pub fn refresh_program(len: usize, dtype: DType, masters: StateId, copy: StateId) -> Graph {
+    let mut graph = Graph::new();
+    let from = graph.state(masters, 0, TensorType::new(&[len], DType::F32));
+    let to = graph.state(copy, 0, TensorType::new(&[len], dtype));
+    graph.push(Kernel::Cast, vec![from], vec![to]);
+    graph
+}
+
+/// Whether an op's results may be kept in less than f32; the rest of the rules are in [`Op::outputs`].
+#[cfg(test)]
+fn keeps_f32(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::CrossEntropy | Op::Sum | Op::LinearGradWeight | Op::LinearGradBias | Op::EmbedGrad { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Accumulate, Layout, States};
+
+    #[test]
+    fn activations_take_the_working_type_and_losses_and_weight_gradients_stay_f32() {
+        let (mut layout, mut states) = (Layout::default(), States::default());
+        let w = layout.add("w", &[5, 4], true);
+        let masters = states.declare("parameters", DType::F32, layout.len());
+        let gradients = states.declare("gradients", DType::F32, layout.len());
+        let copy = states.declare("working", DType::BF16, layout.len());
+        let mut g = Graph::new();
+        let table = g.parameter(masters, &layout.parameters()[w]);
+        let ids = g.input("ids", &[2, 3], DType::U32);
+        let weights = g.input("weights", &[2, 3], DType::F32);
+        let seed = g.input("seed", &[1], DType::F32);
+        let x = g.embed(table, ids).unwrap();
+        let x = g.gelu(x).unwrap();
+        let logits = g.linear(x, table, None).unwrap();
+        let losses = g.cross_entropy(logits, ids, weights).unwrap();
+        let loss = g.sum(losses).unwrap();
+        g.train(
+            loss,
+            seed,
+            Accumulate {
+                gradients,
+                add: false,
+            },
+        )
+        .unwrap();
+        apply(
+            &mut g,
+            Precision::Working {
+                dtype: DType::BF16,
+                masters,
+                copy,
+            },
+        )
+        .unwrap();
+        for node in g.nodes() {
+            let Kernel::Op(op) = &node.kernel else { continue };
+            for &input in &node.inputs {
+                assert!(
+                    !matches!(g.info(input).kind, Kind::State { state, .. } if state == masters),
+                    "{}",
+                    op.name()
+                );
+            }
+            let expected = if keeps_f32(op) || matches!(op, Op::Broadcast { .. }) {
+                DType::F32
+            } else {
+                DType::BF16
+            };
+            assert_eq!(g.info(node.outputs[0]).of.dtype, expected, "{}", op.name());
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! A device with the memory of a run: persistent state, one arena that all programs share, and the compiled programs.
+
+use std::ops::Range;
+
+use ironmill_compute::{BufferId, DType, Device, HostData, Launch, SequenceId, Shape, TensorType, View};
+
+use crate::{
+    error::{Error, Result},
+    fuse,
+    graph::{Graph, Kind, StateId, Tensor},
+    parameters::States,
+    plan::{self, Plan},
+    precision::{self, Precision},
+};
+
+/// Which passes run, in this fixed order: precision, fuse, plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Passes {
+    /// The element types of activations and products.
+    pub precision: Precision,
+    /// Whether groups of kernels are fused.
+    pub fuse: bool,
+    /// Whether values that do not live at the same time share memory.
+    pub share_memory: bool,
+}
+
+impl Passes {
+    /// All passes, in f32.
+    pub const ALL: Passes = Passes {
+        precision: Precision::F32,
+        fuse: true,
+        share_memory: true,
+    };
+    /// The program as it was written: the oracle of the passes.
+    pub const NONE: Passes = Passes {
+        precision: Precision::F32,
+        fuse: false,
+        share_memory: false,
+    };
+}
+
+/// Runs the passes over a program and plans its memory, without a device: what `--dry-run` prints.
+pub fn dry_run(mut graph: Graph, passes: &Passes) -> Result<Plan> {
+    run_passes(&mut graph, passes)?;
+    Ok(plan::plan(&graph, passes.share_memory, &DType::bytes))
+}
+
+/// A compiled program of a [`Runtime`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramId(usize);
+
+/// A device and everything a run keeps on it.
+pub struct Runtime {
+    device: Box<dyn Device>,
+    states: Vec<(BufferId, DType, usize)>,
+    arena: Option<BufferId>,
+    arena_bytes: usize,
+    programs: Vec<Program>,
+}
+
+struct Program {
+    graph: Graph,
+    plan: Plan,
+    inputs: Option<BufferId>,
+    sequence: SequenceId,
+}
+
+impl Runtime {
+    /// Takes the memory of all declared states on a device.
+    pub fn new(mut device: Box<dyn Device>, states: &States) -> Result<Self> {
+        let mut buffers = Vec::with_capacity(states.specs.len());
+        for spec in &states.specs {
+            let buffer = device.allocate(spec.len * device.element_bytes(spec.dtype))?;
+            buffers.push((buffer, spec.dtype, spec.len));
+        }
+        Ok(Runtime {
+            device,
+            states: buffers,
+            arena: None,
+            arena_bytes: 0,
+            programs: Vec::new(),
+        })
+    }
+
+    /// The device, for its name and description.
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// Bytes of the arena that all programs share.
+    pub fn arena_bytes(&self) -> usize {
+        self.arena_bytes
+    }
+
+    /// Runs the passes over a program, plans its memory and makes it ready on the device.
+    pub fn compile(&mut self, mut graph: Graph, passes: &Passes) -> Result<ProgramId> {
+        run_passes(&mut graph, passes)?;
+        let plan = plan::plan(&graph, passes.share_memory, &|dtype| {
+            self.device.element_bytes(dtype)
+        });
+        let inputs = match plan.input_bytes {
+            0 => None,
+            bytes => Some(self.device.allocate(bytes)?),
+        };
+        if plan.arena_bytes > self.arena_bytes {
+            self.grow_arena(plan.arena_bytes)?;
+        }
+        let sequence = self.bind(&graph, &plan, inputs)?;
+        self.programs.push(Program {
+            graph,
+            plan,
+            inputs,
+            sequence,
+        });
+        Ok(ProgramId(self.programs.len() - 1))
+    }
+
+    /// The memory plan of a program.
+    pub fn plan(&self, program: ProgramId) -> &Plan {
+        &self.programs[program.0].plan
+    }
+
+    /// How many kernels a run of the program launches.
+    pub fn launches(&self, program: ProgramId) -> usize {
+        self.programs[program.0].graph.nodes.len()
+    }
+
+    /// Writes an input of a program. It stays until it is written again.
+    pub fn write(&mut self, program: ProgramId, input: Tensor, data: HostData<'_>) -> Result<()> {
+        let Program {
+            graph, plan, inputs, ..
+        } = &self.programs[program.0];
+        let info = graph.info(input);
+        let (Kind::Input { name }, Some(buffer)) = (&info.kind, *inputs) else {
+            return Err(Error::NotAnOutput(input.0));
+        };
+        if data.len() != info.of.shape.elements() {
+            return Err(Error::InputLength {
+                name: name.clone(),
+                expected: info.of.to_string(),
+                given: data.len(),
+            });
+        }
+        let view = View {
+            buffer,
+            offset_bytes: plan.offsets[input.0],
+            of: info.of,
+        };
+        Ok(self.device.upload(&view, data)?)
+    }
+
+    /// Runs a program to its end.
+    pub fn run(&mut self, program: ProgramId) -> Result<()> {
+        Ok(self.device.run(self.programs[program.0].sequence)?)
+    }
+
+    /// Reads a kept value of the program that ran last.
+    pub fn read(&self, program: ProgramId, tensor: Tensor, out: &mut [f32]) -> Result<()> {
+        let view = self.kept_view(program, tensor)?;
+        Ok(self.device.download(&view, out)?)
+    }
+
+    /// The same in double precision, for checks on the reference backend.
+    pub fn read_f64(&self, program: ProgramId, tensor: Tensor) -> Result<Vec<f64>> {
+        let view = self.kept_view(program, tensor)?;
+        let mut out = vec![0.0; view.of.shape.elements()];
+        self.device.download_f64(&view, &mut out)?;
+        Ok(out)
+    }
+
+    /// Writes elements of a state.
+    pub fn write_state(&mut self, state: StateId, range: Range<usize>, data: HostData<'_>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let view = self.state_view(state, range);
+        Ok(self.device.upload(&view, data)?)
+    }
+
+    /// Reads elements of a state.
+    pub fn read_state(&self, state: StateId, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        Ok(self.device.download(&self.state_view(state, range), out)?)
+    }
+
+    /// The same in double precision.
+    pub fn read_state_f64(&self, state: StateId, range: Range<usize>) -> Result<Vec<f64>> {
+        let mut out = vec![0.0; range.len()];
+        if !range.is_empty() {
+            self.device
+                .download_f64(&self.state_view(state, range), &mut out)?;
+        }
+        Ok(out)
+    }
+
+    fn state_view(&self, state: StateId, range: Range<usize>) -> View {
+        let (buffer, dtype, len) = self.states[state.0];
+        assert!(range.end <= len, "elements {range:?} of a state of {len}");
+        let offset_bytes = range.start * self.device.element_bytes(dtype);
+        View {
+            buffer,
+            offset_bytes,
+            of: TensorType {
+                shape: Shape::new(&[range.len()]),
+                dtype,
+            },
+        }
+    }
+
+    fn kept_view(&self, program: ProgramId, tensor: Tensor) -> Result<View> {
+        let Program { graph, plan, .. } = &self.programs[program.0];
+        match (graph.kept.contains(&tensor) && graph.is_value(tensor), self.arena) {
+            (true, Some(buffer)) => Ok(View {
+                buffer,
+                offset_bytes: plan.offsets[tensor.0],
+                of: graph.info(tensor).of,
+            }),
+            _ => Err(Error::NotAnOutput(tensor.0)),
+        }
+    }
+
+    /// Programs bound to the old arena are bound again; values never outlive a run, so nothing is copied.
+    fn grow_arena(&mut self, bytes: usize) -> Result<()> {
+        if let Some(arena) = self.arena.take() {
+            self.device.free(arena);
+        }
+        self.arena = Some(self.device.allocate(bytes)?);
+        self.arena_bytes = bytes;
+        for index in 0..self.programs.len() {
+            self.device.unbind(self.programs[index].sequence);
+            let Program {
+                graph, plan, inputs, ..
+            } = &self.programs[index];
+            let (launches, _) = (self.launch_list(graph, plan, *inputs), ());
+            self.programs[index].sequence = self.device.bind(&launches)?;
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, graph: &Graph, plan: &Plan, inputs: Option<BufferId>) -> Result<SequenceId> {
+        let launches = self.launch_list(graph, plan, inputs);
+        Ok(self.device.bind(&launches)?)
+    }
+
+    fn launch_list(&self, graph: &Graph, plan: &Plan, inputs: Option<BufferId>) -> Vec<Launch> {
+        let view = |&tensor: &Tensor| {
+            let info = graph.info(tensor);
+            let planned = plan.offsets[tensor.0];
+            let (buffer, offset_bytes) = match &info.kind {
+                Kind::Input { .. } => (inputs, planned),
+                Kind::Value => (self.arena, planned),
+                Kind::State { state, offset } => {
+                    let (buffer, dtype, _) = self.states[state.0];
+                    (Some(buffer), offset * self.device.element_bytes(dtype))
+                }
+            };
+            // A program with inputs has an input buffer and one with values an arena: both are made before binding.
+            let buffer = buffer.unwrap_or_else(|| unreachable!("memory is allocated before binding"));
+            View {
+                buffer,
+                offset_bytes,
+                of: info.of,
+            }
+        };
+        graph
+            .nodes
+            .iter()
+            .map(|node| Launch {
+                kernel: node.kernel.clone(),
+                inputs: node.inputs.iter().map(view).collect(),
+                outputs: node.outputs.iter().map(view).collect(),
+            })
+            .collect()
+    }
+}
+
+fn run_passes(graph: &mut Graph, passes: &Passes) -> Result<()> {
+    precision::apply(graph, passes.precision)?;
+    if passes.fuse {
+        fuse::apply(graph);
+    }
+    Ok(())
+}
