@@ -35,6 +35,17 @@ impl Stories {
     }
 }
 
+impl std::fmt::Debug for Stories {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stories")
+            .field("seed", &self.seed)
+            .field("next_idx", &self.next_idx)
+            .field("told_bytes", &self.told_bytes)
+            .field("wanted_bytes", &self.wanted_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Iterator for Stories {
     type Item = String;
 
