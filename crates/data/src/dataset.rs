@@ -1,0 +1,246 @@
+//! A prepared data set, open for reading: splits as streams of tokens across shards.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::manifest::{Manifest, hex};
+use crate::shard::Shard;
+
+/// The two parts of a data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Split {
+    /// What a model learns from.
+    Train,
+    /// What it is measured on.
+    Validation,
+}
+
+impl Split {
+    /// Both splits, in the order of files and reports.
+    pub const ALL: [Split; 2] = [Split::Train, Split::Validation];
+
+    /// The name in files and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Split::Train => "train",
+            Split::Validation => "validation",
+        }
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// An open data set: its manifest, and all its shards with checked headers.
+#[derive(Debug)]
+pub struct Dataset {
+    dir: PathBuf,
+    manifest: Manifest,
+    train: TokenStream,
+    validation: TokenStream,
+}
+
+impl Dataset {
+    /// Opens the data set in a folder. Headers and lengths are checked now, blocks when they are first read.
+    pub fn open(dir: &Path) -> Result<Dataset> {
+        let manifest = Manifest::load(dir)?;
+        let train = open_split(dir, &manifest, Split::Train)?;
+        let validation = open_split(dir, &manifest, Split::Validation)?;
+        Ok(Dataset {
+            dir: dir.to_path_buf(),
+            manifest,
+            train,
+            validation,
+        })
+    }
+
+    /// What the data set says about itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The tokens of a split. Streams are cheap to clone: they share their shards.
+    pub fn split(&self, split: Split) -> &TokenStream {
+        match split {
+            Split::Train => &self.train,
+            Split::Validation => &self.validation,
+        }
+    }
+
+    /// An error unless the data were written with the tokenizer of that hash.
+    pub fn check_tokenizer(&self, hash: &[u8; 32]) -> Result<()> {
+        let expected = hex(hash);
+        if self.manifest.tokenizer_hash == expected {
+            return Ok(());
+        }
+        let short = |hash: &str| hash.chars().take(12).collect();
+        Err(Error::TokenizerMismatch {
+            path: self.dir.clone(),
+            found: short(&self.manifest.tokenizer_hash),
+            expected: short(&expected),
+        })
+    }
+
+    /// The shards of a split, in order.
+    pub(crate) fn shards(&self, split: Split) -> &[Arc<Shard>] {
+        match &self.split(split).source {
+            Source::Shards { shards, .. } => shards,
+            Source::Memory(_) => &[],
+        }
+    }
+}
+
+/// A long run of tokens that can be read at any position, by many threads at once, without allocation.
+#[derive(Clone, Debug)]
+pub struct TokenStream {
+    tokens: u64,
+    documents: u64,
+    raw_bytes: u64,
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Shards {
+        shards: Arc<[Arc<Shard>]>,
+        /// The position of each shard's first token in the stream.
+        starts: Arc<[u64]>,
+    },
+    Memory(Arc<[u32]>),
+}
+
+impl TokenStream {
+    /// A stream of tokens held in memory: one document of `raw_bytes` bytes of text.
+    pub fn from_tokens(tokens: Vec<u32>, raw_bytes: u64) -> TokenStream {
+        TokenStream {
+            tokens: tokens.len() as u64,
+            documents: u64::from(!tokens.is_empty()),
+            raw_bytes,
+            source: Source::Memory(tokens.into()),
+        }
+    }
+
+    /// How many tokens the stream holds.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// How many documents start in the stream.
+    pub fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    /// The UTF-8 length of the documents before encoding, for bits per byte.
+    pub fn raw_bytes(&self) -> u64 {
+        self.raw_bytes
+    }
+
+    /// Whether the stream holds no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.tokens == 0
+    }
+
+    /// Fills `out` with the tokens from `position` on; an error if the stream ends before.
+    pub fn read(&self, position: u64, out: &mut [u32]) -> Result<()> {
+        let asked = out.len() as u64;
+        if position.checked_add(asked).is_none_or(|end| end > self.tokens) {
+            return Err(Error::OutOfRange {
+                unit: "tokens",
+                asked,
+                position,
+                available: self.tokens,
+            });
+        }
+        let (shards, starts) = match &self.source {
+            Source::Memory(tokens) => {
+                out.copy_from_slice(&tokens[position as usize..][..out.len()]);
+                return Ok(());
+            }
+            Source::Shards { shards, starts } => (shards, starts),
+        };
+        let mut shard_idx = starts
+            .partition_point(|&start| start <= position)
+            .saturating_sub(1);
+        let (mut position, mut rest) = (position, out);
+        while !rest.is_empty() {
+            let inside = position - starts[shard_idx];
+            let available = shards[shard_idx].header().tokens - inside;
+            let now = available.min(rest.len() as u64);
+            let (part, later) = rest.split_at_mut(now as usize);
+            shards[shard_idx].read(inside, part)?;
+            position += now;
+            rest = later;
+            shard_idx += 1;
+        }
+        Ok(())
+    }
+
+    /// Fills `out` with the tokens from `position` on, going back to the first after the last.
+    pub fn read_wrapped(&self, position: u64, out: &mut [u32]) -> Result<()> {
+        if self.tokens == 0 {
+            return Err(Error::EmptySplit {
+                split: "wrapped".into(),
+            });
+        }
+        let (mut position, mut rest) = (position % self.tokens, out);
+        while !rest.is_empty() {
+            let now = (self.tokens - position).min(rest.len() as u64);
+            let (part, later) = rest.split_at_mut(now as usize);
+            self.read(position, part)?;
+            position = 0;
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+fn open_split(dir: &Path, manifest: &Manifest, split: Split) -> Result<TokenStream> {
+    let record = manifest.split(split);
+    let mut shards = Vec::with_capacity(record.shards.len());
+    let mut starts = Vec::with_capacity(record.shards.len());
+    let mut position = 0;
+    for listed in &record.shards {
+        let shard = Shard::open(&dir.join(&listed.file)).map_err(|error| match error {
+            Error::Read { path, source } if source.kind() == std::io::ErrorKind::NotFound => {
+                Error::BadShard {
+                    path,
+                    offset: 0,
+                    reason: "it is missing, though the manifest lists it".into(),
+                }
+            }
+            other => other,
+        })?;
+        let header = shard.header();
+        let agrees = header.tokens == listed.tokens
+            && header.documents == listed.documents
+            && header.raw_bytes == listed.raw_bytes
+            && header.vocab_size == manifest.vocab_size
+            && hex(&header.tokenizer_hash) == manifest.tokenizer_hash
+            && hex(&shard.hash()) == listed.blake3;
+        if !agrees {
+            let reason = "it is not the shard that the manifest lists".into();
+            return Err(Error::BadShard {
+                path: shard.path().to_path_buf(),
+                offset: 0,
+                reason,
+            });
+        }
+        starts.push(position);
+        position += header.tokens;
+        shards.push(Arc::new(shard));
+    }
+    Ok(TokenStream {
+        tokens: record.tokens,
+        documents: record.documents,
+        raw_bytes: record.raw_bytes,
+        source: Source::Shards {
+            shards: shards.into(),
+            starts: starts.into(),
+        },
+    })
+}

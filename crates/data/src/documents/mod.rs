@@ -1,0 +1,363 @@
+//! Documents from what people have: files, folders, patterns and built-in corpora, as one stream in a fixed order.
+//!
+//! A text file (`.txt`, `.md`, or any other file that is named outright) is one document unless a separator splits it; a row
+//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`). A document of nothing but white space is none,
+//! and a byte order mark at the start of a file is dropped. Files with a separator and JSON lines are read in memory bounded by
+//! their longest document; a text file without a separator is one document and is held whole.
+
+mod open;
+mod specs;
+mod split;
+
+use std::path::PathBuf;
+
+use crate::builtin::Stories;
+use crate::error::{Error, Result};
+use crate::manifest::InputRecord;
+use open::{Compression, OpenFile};
+use split::{JsonLines, Pieces};
+
+/// What to do with text that is not UTF-8.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BadUtf8 {
+    /// Stop with an error that names the file and the offset.
+    #[default]
+    Error,
+    /// Put U+FFFD in place of what is wrong.
+    Replace,
+    /// Leave the document out and count it.
+    Skip,
+}
+
+impl BadUtf8 {
+    /// The policy of that name (`error`, `replace` or `skip`).
+    pub fn from_name(name: &str) -> Result<BadUtf8> {
+        [BadUtf8::Error, BadUtf8::Replace, BadUtf8::Skip]
+            .into_iter()
+            .find(|policy| policy.name() == name)
+            .ok_or_else(|| Error::BadSetting {
+                name: "on_bad_utf8",
+                value: format!("'{name}'"),
+                advice: "choose error, replace or skip".into(),
+            })
+    }
+
+    /// The name in configurations and manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            BadUtf8::Error => "error",
+            BadUtf8::Replace => "replace",
+            BadUtf8::Skip => "skip",
+        }
+    }
+}
+
+/// How inputs are found and read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputOptions {
+    /// The text that separates documents inside a text file; it belongs to no document.
+    pub document_separator: Option<String>,
+    /// The field of a JSON lines row that holds the text.
+    pub text_key: String,
+    /// What to do with text that is not UTF-8.
+    pub on_bad_utf8: BadUtf8,
+    /// Take only so many of the files, chosen by the seed and kept in order.
+    pub sample: Option<u64>,
+    /// The seed of built-in corpora and of the choice of files.
+    pub seed: u64,
+}
+
+impl Default for InputOptions {
+    fn default() -> InputOptions {
+        InputOptions {
+            document_separator: None,
+            text_key: "text".into(),
+            on_bad_utf8: BadUtf8::Error,
+            sample: None,
+            seed: 1,
+        }
+    }
+}
+
+/// The inputs of a corpus, found and ready to be read as often as needed.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    sources: Vec<Source>,
+    options: InputOptions,
+    ignored_files: u64,
+}
+
+/// One file or built-in corpus.
+#[derive(Clone, Debug)]
+struct Source {
+    record: InputRecord,
+    kind: SourceKind,
+}
+
+#[derive(Clone, Debug)]
+enum SourceKind {
+    File {
+        path: PathBuf,
+        format: Format,
+        compression: Compression,
+    },
+    Stories {
+        bytes: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Text,
+    JsonLines,
+}
+
+/// One document of a corpus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// Which of the inputs it comes from; [`Inputs::names`] has its name.
+    pub file_idx: usize,
+    /// Where it starts in that file, in bytes after decompression. For JSON lines, where its row starts.
+    pub position: u64,
+    /// The text.
+    pub text: String,
+}
+
+impl Inputs {
+    /// Finds the inputs that the specs name, in the order of the specs.
+    ///
+    /// A spec is a file, a folder (all files of known kinds below it, sorted by path, without hidden ones), a pattern with `*`,
+    /// `?` or `**` (sorted likewise), or `builtin:stories:SIZE`, a generated corpus.
+    pub fn from_specs(specs: &[String], options: &InputOptions) -> Result<Inputs> {
+        if options.document_separator.as_deref() == Some("") {
+            return Err(Error::BadSetting {
+                name: "document_separator",
+                value: "empty".into(),
+                advice: "give a text such as <|endoftext|>, or leave it out".into(),
+            });
+        }
+        let mut found = specs::Found::default();
+        for spec in specs {
+            specs::resolve(spec, &mut found)?;
+        }
+        if let Some(wanted) = options.sample {
+            specs::sample(&mut found.sources, wanted, options.seed)?;
+        }
+        Ok(Inputs {
+            sources: found.sources,
+            options: options.clone(),
+            ignored_files: found.ignored,
+        })
+    }
+
+    /// The names of all inputs; a document's `file_idx` points here.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.sources.iter().map(|source| source.record.name.as_str())
+    }
+
+    /// The inputs with sizes and times, as a manifest keeps them.
+    pub fn records(&self) -> Vec<InputRecord> {
+        self.sources.iter().map(|source| source.record.clone()).collect()
+    }
+
+    /// How the inputs are read.
+    pub fn options(&self) -> &InputOptions {
+        &self.options
+    }
+
+    /// The size of all inputs on disk, the total of [`Documents::bytes_read`].
+    pub fn total_bytes(&self) -> u64 {
+        self.sources.iter().map(|source| source.record.bytes).sum()
+    }
+
+    /// How many files in folders were passed over because their kind is not known.
+    pub fn ignored_files(&self) -> u64 {
+        self.ignored_files
+    }
+
+    /// All documents, in order, from the beginning.
+    pub fn documents(&self) -> Documents<'_> {
+        Documents {
+            inputs: self,
+            next_source: 0,
+            current: None,
+            bytes_before: 0,
+            skipped: 0,
+            failed: false,
+        }
+    }
+
+    /// Gives every document to `visit`, in order, and says how many there were; stops at the first error.
+    ///
+    /// A corpus without any document is an error.
+    pub fn for_each(&self, mut visit: impl FnMut(Document) -> Result<()>) -> Result<u64> {
+        let mut count = 0;
+        for document in self.documents() {
+            visit(document?)?;
+            count += 1;
+        }
+        if count == 0 { Err(self.empty()) } else { Ok(count) }
+    }
+
+    /// The error of a corpus that has no document.
+    pub(crate) fn empty(&self) -> Error {
+        let names: Vec<&str> = self.names().take(3).collect();
+        let more = if self.sources.len() > 3 { ", …" } else { "" };
+        Error::EmptyCorpus {
+            inputs: format!("{}{more}", names.join(", ")),
+        }
+    }
+}
+
+/// The documents of a corpus, one after the other. After an error it ends.
+pub struct Documents<'a> {
+    inputs: &'a Inputs,
+    next_source: usize,
+    current: Option<Reading>,
+    /// The sizes of the inputs that have been read to their end.
+    bytes_before: u64,
+    skipped: u64,
+    failed: bool,
+}
+
+/// The input that is being read.
+enum Reading {
+    Pieces(Pieces),
+    JsonLines(JsonLines),
+    Stories { stories: Box<Stories>, position: u64 },
+}
+
+/// The bytes of a document before its UTF-8 has been looked at.
+struct RawDocument {
+    position: u64,
+    bytes: Vec<u8>,
+}
+
+impl Documents<'_> {
+    /// How many bytes of the inputs, as they lie on disk, have been read so far.
+    pub fn bytes_read(&self) -> u64 {
+        let current = match &self.current {
+            None => 0,
+            Some(Reading::Pieces(pieces)) => pieces.bytes_read(),
+            Some(Reading::JsonLines(lines)) => lines.bytes_read(),
+            Some(Reading::Stories { position, .. }) => *position,
+        };
+        self.bytes_before + current
+    }
+
+    /// How many documents have been left out so far because they are not UTF-8.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    fn advance(&mut self) -> Result<Option<Document>> {
+        loop {
+            let Some(reading) = &mut self.current else {
+                let Some(source) = self.inputs.sources.get(self.next_source) else {
+                    return Ok(None);
+                };
+                self.current = Some(Reading::open(source, &self.inputs.options)?);
+                self.next_source += 1;
+                continue;
+            };
+            let file_idx = self.next_source - 1;
+            let source = &self.inputs.sources[file_idx];
+            let Some(raw) = reading.next()? else {
+                self.current = None;
+                self.bytes_before += source.record.bytes;
+                continue;
+            };
+            let Some(text) =
+                self.inputs
+                    .options
+                    .on_bad_utf8
+                    .apply(raw.bytes, &source.record.name, raw.position)?
+            else {
+                self.skipped += 1;
+                continue;
+            };
+            if text.bytes().all(|byte| byte.is_ascii_whitespace()) {
+                continue;
+            }
+            return Ok(Some(Document {
+                file_idx,
+                position: raw.position,
+                text,
+            }));
+        }
+    }
+}
+
+impl Iterator for Documents<'_> {
+    type Item = Result<Document>;
+
+    fn next(&mut self) -> Option<Result<Document>> {
+        if self.failed {
+            return None;
+        }
+        let result = self.advance().transpose();
+        self.failed = matches!(result, Some(Err(_)));
+        result
+    }
+}
+
+impl Reading {
+    fn open(source: &Source, options: &InputOptions) -> Result<Reading> {
+        let (path, format, compression) = match &source.kind {
+            SourceKind::Stories { bytes } => {
+                let stories = Box::new(Stories::new(options.seed, *bytes));
+                return Ok(Reading::Stories { stories, position: 0 });
+            }
+            SourceKind::File {
+                path,
+                format,
+                compression,
+            } => (path, *format, *compression),
+        };
+        let file = OpenFile::open(path, &source.record.name, compression)?;
+        Ok(match format {
+            Format::Text => Reading::Pieces(Pieces::new(file, options.document_separator.as_deref())),
+            Format::JsonLines => {
+                Reading::JsonLines(JsonLines::new(file, &options.text_key, options.on_bad_utf8))
+            }
+        })
+    }
+
+    fn next(&mut self) -> Result<Option<RawDocument>> {
+        match self {
+            Reading::Pieces(pieces) => pieces.next(),
+            Reading::JsonLines(lines) => lines.next(),
+            Reading::Stories { stories, position } => Ok(stories.next().map(|story| {
+                let at = *position;
+                *position += story.len() as u64;
+                RawDocument {
+                    position: at,
+                    bytes: story.into_bytes(),
+                }
+            })),
+        }
+    }
+}
+
+impl BadUtf8 {
+    /// The text of these bytes under this policy; `None` to leave them out.
+    fn apply(self, bytes: Vec<u8>, file: &str, position: u64) -> Result<Option<String>> {
+        match (String::from_utf8(bytes), self) {
+            (Ok(text), _) => Ok(Some(text)),
+            (Err(_), BadUtf8::Skip) => Ok(None),
+            (Err(error), BadUtf8::Replace) => {
+                Ok(Some(String::from_utf8_lossy(error.as_bytes()).into_owned()))
+            }
+            (Err(error), BadUtf8::Error) => {
+                let offset = position + error.utf8_error().valid_up_to() as u64;
+                Err(Error::BadUtf8 {
+                    file: file.into(),
+                    offset,
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

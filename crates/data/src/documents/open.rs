@@ -1,0 +1,181 @@
+//! Files as streams of decompressed bytes, with the count of bytes taken from the disk.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flate2::bufread::MultiGzDecoder;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+use crate::error::{Error, Result};
+
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+/// A file being read: its decompressed bytes, and where in them we are.
+pub(super) struct OpenFile {
+    name: String,
+    reader: Box<dyn Read + Send>,
+    compression: Compression,
+    from_disk: Arc<AtomicU64>,
+    position: u64,
+}
+
+impl OpenFile {
+    pub(super) fn open(path: &Path, name: &str, compression: Compression) -> Result<OpenFile> {
+        let file = File::open(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => Error::MissingInput { path: name.into() },
+            _ => Error::Read {
+                path: path.to_path_buf(),
+                source,
+            },
+        })?;
+        let from_disk = Arc::new(AtomicU64::new(0));
+        let counted = Counted {
+            file,
+            count: Arc::clone(&from_disk),
+        };
+        let buffered = |counted| BufReader::with_capacity(READ_BYTES, counted);
+        let reader: Box<dyn Read + Send> = match compression {
+            Compression::None => Box::new(counted),
+            Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(counted))),
+            Compression::Zstd => Box::new(Zstd {
+                source: buffered(counted),
+                decoder: FrameDecoder::new(),
+                in_frame: false,
+            }),
+        };
+        Ok(OpenFile {
+            name: name.into(),
+            reader,
+            compression,
+            from_disk,
+            position: 0,
+        })
+    }
+
+    /// The name for messages.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many bytes have been taken from the disk.
+    pub(super) fn bytes_from_disk(&self) -> u64 {
+        self.from_disk.load(Ordering::Relaxed)
+    }
+
+    /// Appends up to [`READ_BYTES`] more bytes to `buffer`; zero at the end of the file.
+    pub(super) fn read_more(&mut self, buffer: &mut Vec<u8>) -> Result<usize> {
+        let start = buffer.len();
+        buffer.resize(start + READ_BYTES, 0);
+        let result = loop {
+            match self.reader.read(&mut buffer[start..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => break result,
+            }
+        };
+        buffer.truncate(start + *result.as_ref().unwrap_or(&0));
+        let count = result.map_err(|source| self.error(source))?;
+        self.position += count as u64;
+        Ok(count)
+    }
+
+    fn error(&self, source: io::Error) -> Error {
+        // Errors of the disk carry a system code; those of a decompressor do not.
+        if self.compression == Compression::None || source.raw_os_error().is_some() {
+            return Error::Read {
+                path: self.name.clone().into(),
+                source,
+            };
+        }
+        Error::DamagedInput {
+            file: self.name.clone(),
+            offset: self.position,
+            reason: source.to_string(),
+        }
+    }
+}
+
+/// How much is read at once.
+const READ_BYTES: usize = 256 * 1024;
+
+/// Counts what is read from a file.
+struct Counted {
+    file: File,
+    count: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(out)?;
+        self.count.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// Decompresses all frames of a zstd file, skips its skippable ones, and checks the frames' checksums.
+struct Zstd<R> {
+    source: R,
+    decoder: FrameDecoder,
+    in_frame: bool,
+}
+
+impl<R: BufRead> Zstd<R> {
+    /// Starts the next frame; `false` at the end of the file.
+    fn start_frame(&mut self) -> io::Result<bool> {
+        while !self.source.fill_buf()?.is_empty() {
+            match self.decoder.reset(&mut self.source) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let length = u64::from(length);
+                    if io::copy(&mut self.source.by_ref().take(length), &mut io::sink())? != length {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if !self.in_frame {
+                self.in_frame = self.start_frame()?;
+                if !self.in_frame {
+                    return Ok(0);
+                }
+            }
+            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
+                self.decoder
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
+                    .map_err(io::Error::other)?;
+            }
+            let count = self.decoder.read(out)?;
+            if count > 0 || out.is_empty() {
+                return Ok(count);
+            }
+            let stored = self.decoder.get_checksum_from_data();
+            if stored.is_some() && stored != self.decoder.get_calculated_checksum() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a frame does not match its checksum",
+                ));
+            }
+            self.in_frame = false;
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Writing shards in one pass and bounded memory: aside, synced, then renamed.
+
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use ironmill_text::durable::StagedFile;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{BLOCK_BYTES, HEADER_BYTES, Header, token_bytes};
+use crate::error::{Error, Result};
+
+/// Writes one shard. Dropping it before [`ShardWriter::finish`] removes what was written.
+#[derive(Debug)]
+pub struct ShardWriter {
+    path: PathBuf,
+    file: StagedFile,
+    header: Header,
+    /// The bytes of the token block being filled.
+    block: Vec<u8>,
+    checksums: Vec<u64>,
+    offsets: Vec<u64>,
+    hasher: blake3::Hasher,
+}
+
+/// What a finished shard holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenShard {
+    /// The shard's header.
+    pub header: Header,
+    /// The BLAKE3 that ends the file.
+    pub hash: [u8; 32],
+}
+
+impl ShardWriter {
+    /// Starts a shard that will appear at `path` when it is finished.
+    pub fn create(path: &Path, tokenizer_hash: [u8; 32], vocab_size: u64) -> Result<ShardWriter> {
+        let mut file = StagedFile::create(path).map_err(Error::write(path))?;
+        file.write_all(&[0; HEADER_BYTES as usize])
+            .map_err(Error::write(path))?;
+        let header = Header {
+            token_bytes: token_bytes(vocab_size),
+            tokens: 0,
+            documents: 0,
+            raw_bytes: 0,
+            tokenizer_hash,
+            vocab_size,
+        };
+        Ok(ShardWriter {
+            path: path.to_path_buf(),
+            file,
+            header,
+            block: Vec::with_capacity(BLOCK_BYTES as usize),
+            checksums: Vec::new(),
+            offsets: Vec::new(),
+            hasher: blake3::Hasher::new(),
+        })
+    }
+
+    /// How many tokens have been written.
+    pub fn tokens(&self) -> u64 {
+        self.header.tokens
+    }
+
+    /// Says that the next token begins a document of `raw_bytes` bytes of text.
+    pub fn start_document(&mut self, raw_bytes: u64) {
+        self.offsets.push(self.header.tokens);
+        self.header.documents += 1;
+        self.header.raw_bytes += raw_bytes;
+    }
+
+    /// Appends tokens.
+    pub fn push(&mut self, tokens: &[u32]) -> Result<()> {
+        let width = self.header.token_bytes as usize;
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let room = (BLOCK_BYTES as usize - self.block.len()) / width;
+            let (now, later) = rest.split_at(room.min(rest.len()));
+            if let Some(&token) = now
+                .iter()
+                .find(|&&token| u64::from(token) >= self.header.vocab_size)
+            {
+                let reason = format!(
+                    "token {token} is outside the vocabulary of {}",
+                    self.header.vocab_size
+                );
+                let offset = HEADER_BYTES + self.header.tokens * width as u64;
+                return Err(Error::BadShard {
+                    path: self.path.clone(),
+                    offset,
+                    reason,
+                });
+            }
+            if width == 2 {
+                self.block
+                    .extend(now.iter().flat_map(|&token| (token as u16).to_le_bytes()));
+            } else {
+                self.block
+                    .extend(now.iter().flat_map(|token| token.to_le_bytes()));
+            }
+            self.header.tokens += now.len() as u64;
+            if self.block.len() == BLOCK_BYTES as usize {
+                self.flush_block()?;
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Completes the shard: it is synced and then appears under its name.
+    pub fn finish(mut self) -> Result<WrittenShard> {
+        if !self.block.is_empty() {
+            self.flush_block()?;
+        }
+        let offsets: Vec<u8> = self
+            .offsets
+            .iter()
+            .flat_map(|offset| offset.to_le_bytes())
+            .collect();
+        for block in offsets.chunks(BLOCK_BYTES as usize) {
+            self.checksums.push(xxh3_64(block));
+        }
+        self.append(&offsets)?;
+        let table: Vec<u8> = self
+            .checksums
+            .iter()
+            .flat_map(|checksum| checksum.to_le_bytes())
+            .collect();
+        self.append(&table)?;
+        let header = self.header.to_bytes();
+        self.hasher.update(&header);
+        let hash = *self.hasher.finalize().as_bytes();
+        let mut file = self.file;
+        file.write_all(&hash)
+            .and_then(|()| file.seek(SeekFrom::Start(0)))
+            .and_then(|_| file.write_all(&header))
+            .and_then(|()| file.commit())
+            .map_err(Error::write(&self.path))?;
+        Ok(WrittenShard {
+            header: self.header,
+            hash,
+        })
+    }
+
+    fn flush_block(&mut self) -> Result<()> {
+        self.checksums.push(xxh3_64(&self.block));
+        self.hasher.update(&self.block);
+        self.file
+            .write_all(&self.block)
+            .map_err(Error::write(&self.path))?;
+        self.block.clear();
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hasher.update(bytes);
+        self.file.write_all(bytes).map_err(Error::write(&self.path))
+    }
+}
