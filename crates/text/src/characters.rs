@@ -267,3 +267,137 @@ fn valid_text(bytes: &[u8], base: usize) -> Result<&str> {
         offset: base + error.valid_up_to(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn train(text: &str, options: &CharOptions) -> Result<(Tokenizer, CharReport)> {
+        let mut counts = CharCounts::new(&options.special)?;
+        counts.add_document(text.as_bytes())?;
+        train_char(&counts, options)
+    }
+
+    fn with_special(special: &[&str]) -> CharOptions {
+        CharOptions {
+            special: special.iter().map(|&text| text.to_owned()).collect(),
+            ..CharOptions::default()
+        }
+    }
+
+    #[test]
+    fn characters_are_numbered_by_code_point_after_the_special_tokens() {
+        let (tokenizer, report) = train("bжa 中b<|x|>", &with_special(&["<|x|>"])).unwrap();
+        assert_eq!(
+            report,
+            CharReport {
+                kept: 5,
+                dropped: 0,
+                total: 6
+            }
+        );
+        let mut ids = Vec::new();
+        tokenizer
+            .encode_with_special(" ab<|x|>ж中".as_bytes(), &mut ids)
+            .unwrap();
+        assert_eq!(ids, [1, 2, 3, 0, 4, 5]);
+        assert_eq!(tokenizer.decode(&ids).unwrap(), " ab<|x|>ж中".as_bytes());
+        assert_eq!(tokenizer.vocab_size(), 6);
+        let reloaded = Tokenizer::from_json(&tokenizer.to_json()).unwrap();
+        assert_eq!(reloaded.to_json(), tokenizer.to_json());
+        assert_eq!(reloaded.special_id("<|x|>"), Some(0));
+    }
+
+    #[test]
+    fn limits_keep_the_most_frequent_characters() {
+        let options = CharOptions {
+            vocab_size: Some(2),
+            ..CharOptions::default()
+        };
+        let (tokenizer, report) = train("dbbac", &options).unwrap();
+        assert_eq!((report.kept, report.dropped), (2, 2));
+        assert_eq!(tokenizer.decode(&[0, 1]).unwrap(), b"ab");
+        let options = CharOptions {
+            min_count: 2,
+            ..CharOptions::default()
+        };
+        assert_eq!(train("dbbac", &options).unwrap().0.decode(&[0]).unwrap(), b"b");
+    }
+
+    #[test]
+    fn unknown_characters_and_bad_bytes_are_errors_that_say_where() {
+        let (tokenizer, _) = train("ab", &with_special(&["<x>"])).unwrap();
+        let error = tokenizer
+            .encode_with_special("a<x>bж".as_bytes(), &mut Vec::new())
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::UnknownCharacter {
+                    character: 'ж',
+                    offset: 5
+                }
+            ),
+            "{error}"
+        );
+        assert!(error.to_string().contains("'ж' (U+0436) at byte 5"), "{error}");
+        let error = tokenizer.encode(b"ab\xff", &mut Vec::new()).unwrap_err();
+        assert!(matches!(error, Error::InvalidUtf8 { offset: 2 }), "{error}");
+    }
+
+    #[test]
+    fn an_empty_corpus_and_a_vocabulary_without_room_are_errors() {
+        assert!(matches!(
+            train("", &CharOptions::default()),
+            Err(Error::EmptyCorpus(_))
+        ));
+        let options = CharOptions {
+            vocab_size: Some(1),
+            ..with_special(&["<x>"])
+        };
+        assert!(matches!(
+            train("a", &options),
+            Err(Error::VocabularyTooSmall { minimum: 2, .. })
+        ));
+        let options = CharOptions {
+            min_count: 9,
+            ..CharOptions::default()
+        };
+        assert!(matches!(train("a", &options), Err(Error::EmptyCorpus(_))));
+    }
+
+    #[track_caller]
+    fn check_refused(json: &str, expected: &str) {
+        let error = Tokenizer::from_json(json).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn other_versions_kinds_and_orders_are_refused() {
+        let file = |version: u32, kind: &str, rest: &str| {
+            format!(r#"{{"format": "ironmill-tokenizer", "version": {version}, "kind": "{kind}", {rest}}}"#)
+        };
+        check_refused(&file(2, "char", r#""x": 1"#), "version 2");
+        check_refused(&file(1, "word", r#""x": 1"#), "\"word\"");
+        check_refused(
+            &file(1, "char", r#""special": [], "characters": "ba""#),
+            "ascending",
+        );
+        check_refused(
+            &file(1, "char", r#""special": [], "characters": "aa""#),
+            "ascending",
+        );
+        check_refused(
+            &file(1, "char", r#""special": [], "characters": """#),
+            "no characters",
+        );
+        check_refused(
+            &file(1, "char", r#""special": ["x", "x"], "characters": "a""#),
+            "given twice",
+        );
+        check_refused(
+            &file(1, "char", r#""special": [], "characters": "a", "unk": 1"#),
+            "unk",
+        );
+    }
+}

@@ -1,5 +1,7 @@
 //! Our trainer and encoder against golden files made by Hugging Face `tokenizers` (`tools/make_golden_tokenizer.py`).
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
 use std::fs;
 use std::path::PathBuf;
 

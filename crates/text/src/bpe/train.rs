@@ -419,3 +419,123 @@ impl Vocabulary {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Silent;
+    use std::sync::Mutex;
+
+    fn counts(text: &str, special: &[String]) -> PieceCounts {
+        let mut counts = PieceCounts::new(&Pattern::Gpt2, special).unwrap();
+        counts.add_document(text.as_bytes()).unwrap();
+        counts
+    }
+
+    fn tokens(text: &str, options: &BpeOptions) -> Vec<String> {
+        let (tokenizer, _) = train_bpe(&counts(text, &options.special), options, &Silent).unwrap();
+        let first = options.special.len() as u32 + 256;
+        (first..tokenizer.vocab_size() as u32)
+            .map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap()).into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn tie_rules_differ_where_they_should() {
+        // All pairs occur once. "!" precedes NUL in the printable alphabet; as bytes it is the other way round.
+        let check = |ties, expected: &str| {
+            let options = BpeOptions {
+                ties,
+                pattern: Pattern::Gpt2,
+                ..BpeOptions::new(257)
+            };
+            assert_eq!(tokens("!~\0#", &options), [expected], "{ties:?}");
+        };
+        check(Ties::Hf, "!~");
+        check(Ties::Raw, "\0#");
+        check(Ties::Bytes, "~\0");
+    }
+
+    #[test]
+    fn a_run_of_one_letter_merges_from_the_left() {
+        assert_eq!(tokens("aaaaa", &BpeOptions::new(300)), ["aa", "aaa", "aaaaa"]);
+    }
+
+    #[test]
+    fn training_ends_early_when_no_pair_is_left() {
+        let (_, report) = train_bpe(&counts("abc abc", &[]), &BpeOptions::new(9999), &Silent).unwrap();
+        assert_eq!(
+            report,
+            TrainReport {
+                merges: 3,
+                ended_early: true,
+                distinct_pieces: 2,
+                total_pieces: 2
+            }
+        );
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_errors_that_say_why() {
+        let fails =
+            |counts: &PieceCounts, options: BpeOptions| train_bpe(counts, &options, &Silent).unwrap_err();
+        let special = vec!["<|x|>".to_owned()];
+        let small = BpeOptions {
+            special: special.clone(),
+            ..BpeOptions::new(256)
+        };
+        let error = fails(&counts("a", &special), small);
+        assert!(error.to_string().ends_with("ask for at least 257"), "{error}");
+        let error = fails(&counts("", &[]), BpeOptions::new(300));
+        assert!(matches!(error, Error::EmptyCorpus(_)), "{error}");
+        let error = fails(
+            &counts("a", &[]),
+            BpeOptions {
+                pattern: Pattern::Cl100k,
+                ..BpeOptions::new(300)
+            },
+        );
+        assert!(matches!(error, Error::CountsDiffer { .. }), "{error}");
+        for text in ["a", "Ġ", ""] {
+            let special = vec![text.to_owned()];
+            let counts = PieceCounts::new(&Pattern::Gpt2, &special);
+            let error = match counts {
+                Ok(mut counts) => {
+                    counts.add_document(b"bcd").unwrap();
+                    fails(
+                        &counts,
+                        BpeOptions {
+                            special,
+                            ..BpeOptions::new(300)
+                        },
+                    )
+                }
+                Err(error) => error,
+            };
+            assert!(matches!(error, Error::BadSpecial { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn progress_hears_of_every_merge() {
+        #[derive(Default)]
+        struct Heard(Mutex<Vec<String>>);
+        impl Progress for Heard {
+            fn start(&self, phase: &str, total: Option<u64>, unit: &str) {
+                self.0.lock().unwrap().push(format!("{phase} {total:?} {unit}"));
+            }
+            fn advance(&self, amount: u64) {
+                self.0.lock().unwrap().push(amount.to_string());
+            }
+            fn finish(&self) {
+                self.0.lock().unwrap().push("finish".to_owned());
+            }
+        }
+        let heard = Heard::default();
+        train_bpe(&counts("abc", &[]), &BpeOptions::new(258), &heard).unwrap();
+        assert_eq!(
+            heard.0.into_inner().unwrap(),
+            ["merge Some(2) merges", "1", "1", "finish"]
+        );
+    }
+}

@@ -1,0 +1,244 @@
+//! Reading and writing tokenizer files: what is accepted, and what is refused by name.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use ironmill_text::{BpeOptions, Error, Kind, Pattern, PieceCounts, Silent, Tokenizer, train_bpe};
+use serde_json::{Value, json};
+
+fn tokenizer() -> Tokenizer {
+    let special = vec!["<|endoftext|>".to_owned()];
+    let mut counts = PieceCounts::new(&Pattern::Gpt2, &special).unwrap();
+    counts.add_document(b"the cat sat on the mat").unwrap();
+    train_bpe(
+        &counts,
+        &BpeOptions {
+            special,
+            ..BpeOptions::new(262)
+        },
+        &Silent,
+    )
+    .unwrap()
+    .0
+}
+
+fn file() -> Value {
+    serde_json::from_str(&tokenizer().to_json()).unwrap()
+}
+
+fn encoded(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    let mut ids = Vec::new();
+    tokenizer.encode(text.as_bytes(), &mut ids).unwrap();
+    ids
+}
+
+#[track_caller]
+fn check_refused(file: &Value, expected: &str) {
+    let error = Tokenizer::from_json(&file.to_string()).unwrap_err().to_string();
+    assert!(error.contains(expected), "{expected:?} is not in: {error}");
+}
+
+/// The file with one place changed; the place is a JSON pointer whose last step may be new.
+fn changed(place: &str, value: Value) -> Value {
+    let mut file = file();
+    let (parent, key) = place.rsplit_once('/').unwrap();
+    file.pointer_mut(parent).unwrap()[key] = value;
+    file
+}
+
+#[test]
+fn the_default_answers_are_right() {
+    let tokenizer = tokenizer();
+    assert_eq!(tokenizer.kind(), Kind::Bpe);
+    assert_eq!(tokenizer.vocab_size(), 262);
+    assert_eq!(tokenizer.end_of_text(), Some(0));
+    assert_eq!(tokenizer.special_tokens(), [("<|endoftext|>".to_owned(), 0)]);
+    assert_eq!(tokenizer.token_bytes(0), Some(&b"<|endoftext|>"[..]));
+    assert_eq!(tokenizer.token_bytes(262), None);
+    assert_eq!(tokenizer.max_token_bytes(), 13);
+    assert!(matches!(
+        tokenizer.decode(&[262]),
+        Err(Error::UnknownId {
+            id: 262,
+            vocab_size: 262
+        })
+    ));
+    assert!(tokenizer.decoder().push(262).is_err());
+}
+
+#[test]
+fn a_saved_file_loads_and_a_missing_or_broken_one_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    tokenizer().save(&path).unwrap();
+    assert_eq!(Tokenizer::load(&path).unwrap().hash(), tokenizer().hash());
+    std::fs::write(&path, "{}").unwrap();
+    for (path, expected) in [
+        (path, "not a tokenizer"),
+        (folder.path().join("none.json"), "cannot read"),
+    ] {
+        let error = Tokenizer::load(&path).unwrap_err().to_string();
+        assert!(
+            error.contains(&path.display().to_string()) && error.contains(expected),
+            "{error}"
+        );
+    }
+    let error = tokenizer()
+        .save(&folder.path().join("no/folder/t.json"))
+        .unwrap_err();
+    assert!(matches!(error, Error::Write { .. }));
+}
+
+#[test]
+fn variations_that_do_not_change_ids_are_read() {
+    let merges: Vec<Value> = file()["model"]["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|merge| json!(merge.as_str().unwrap().split(' ').collect::<Vec<_>>()))
+        .collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false});
+    for file in [
+        changed("/model/merges", json!(merges)),
+        changed("/model/continuing_subword_prefix", json!("")),
+        changed("/model/dropout", json!(0.0)),
+        changed("/post_processor", byte_level.clone()),
+        changed("/decoder", byte_level),
+        changed(
+            "/pre_tokenizer",
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true}),
+        ),
+        changed("/added_tokens/0/normalized", json!(true)),
+    ] {
+        let read = Tokenizer::from_json(&file.to_string()).unwrap();
+        assert_eq!(read.to_json(), tokenizer().to_json());
+    }
+}
+
+#[test]
+fn special_tokens_beyond_the_vocabulary_are_read() {
+    let added = json!([{"id": 262, "content": "<|x|>", "special": true}]);
+    let mut file = changed("/added_tokens", added);
+    file["model"]["vocab"]
+        .as_object_mut()
+        .unwrap()
+        .shift_remove("<|endoftext|>");
+    let tokenizer = Tokenizer::from_json(&file.to_string()).unwrap();
+    assert_eq!(
+        (tokenizer.vocab_size(), tokenizer.special_id("<|x|>")),
+        (263, Some(262))
+    );
+    assert_eq!(tokenizer.token_bytes(0), None);
+    assert_eq!(
+        Tokenizer::from_json(&tokenizer.to_json()).unwrap().hash(),
+        tokenizer.hash()
+    );
+}
+
+#[test]
+fn with_ignore_merges_a_piece_that_is_a_token_is_taken_whole() {
+    let mut file = changed("/model/ignore_merges", json!(true));
+    file["model"]["vocab"]["sat"] = json!(262);
+    let tokenizer = Tokenizer::from_json(&file.to_string()).unwrap();
+    assert_eq!(encoded(&tokenizer, "sat"), [262]);
+    assert_ne!(encoded(&tokenizer, "sats")[0], 262);
+    assert_eq!(
+        Tokenizer::from_json(&tokenizer.to_json()).unwrap().hash(),
+        tokenizer.hash()
+    );
+}
+
+#[test]
+fn unsupported_features_are_refused_by_name() {
+    for (place, value, expected) in [
+        ("/normalizer", json!({"type": "NFC"}), "NFC"),
+        ("/truncation", json!({"max_length": 5}), "truncation"),
+        ("/padding", json!({"strategy": "BatchLongest"}), "padding"),
+        ("/pre_tokenizer", json!({"type": "Metaspace"}), "Metaspace"),
+        ("/pre_tokenizer", json!(null), "pre_tokenizer"),
+        ("/pre_tokenizer/add_prefix_space", json!(true), "add_prefix_space"),
+        ("/pre_tokenizer/use_regex", json!(false), "use_regex"),
+        (
+            "/post_processor",
+            json!({"type": "TemplateProcessing"}),
+            "TemplateProcessing",
+        ),
+        ("/decoder", json!({"type": "WordPiece"}), "WordPiece"),
+        ("/model/type", json!("Unigram"), "Unigram"),
+        ("/model/dropout", json!(0.1), "dropout"),
+        ("/model/unk_token", json!("<unk>"), "unknown token"),
+        ("/model/end_of_word_suffix", json!("</w>"), "end-of-word"),
+        ("/model/continuing_subword_prefix", json!("##"), "prefix"),
+        ("/model/byte_fallback", json!(true), "byte fallback"),
+        ("/model/new_feature", json!(1), "new_feature"),
+        ("/new_part", json!(1), "new_part"),
+        ("/added_tokens/0/lstrip", json!(true), "lstrip"),
+        ("/added_tokens/0/rstrip", json!(true), "rstrip"),
+        ("/added_tokens/0/single_word", json!(true), "single_word"),
+        ("/added_tokens/0/special", json!(false), "non-special"),
+        ("/model/vocab/▁the", json!(262), "▁the"),
+    ] {
+        check_refused(&changed(place, value), expected);
+    }
+}
+
+#[test]
+fn split_behaviours_other_than_isolated_are_refused() {
+    let sequence = |behavior: &str, invert: bool| {
+        changed(
+            "/pre_tokenizer",
+            json!({"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": r"\s+"}, "behavior": behavior, "invert": invert},
+                {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+            ]}),
+        )
+    };
+    assert!(Tokenizer::from_json(&sequence("Isolated", false).to_string()).is_ok());
+    check_refused(&sequence("Removed", false), "Removed");
+    check_refused(&sequence("Isolated", true), "invert");
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let high = json!([{"id": 4_294_967_295u32, "content": "<|y|>", "special": true}]);
+    let first_merge = &file()["model"]["merges"][0];
+    for (place, value, expected) in [
+        ("/model/vocab/xy", json!(5), "of another token"),
+        ("/model/vocab/xy", json!(4_000_000_000u32), "unused"),
+        ("/model/vocab/xy", json!(u64::MAX), "unused"),
+        ("/model/vocab/xy", json!(-1), "invalid value"),
+        ("/model/vocab/<|endoftext|>", json!(262), "has the ids"),
+        ("/added_tokens", high, "unused"),
+        ("/added_tokens/0/id", json!(7), "has the ids"),
+        ("/added_tokens/0/content", json!(""), "empty"),
+        ("/model/vocab/", json!(262), "empty"),
+        ("/model/merges", json!(["a b c"]), "two tokens"),
+        ("/model/merges", json!(["ab"]), "two tokens"),
+        ("/model/merges", json!(["a zz"]), "\"zz\""),
+        ("/model/merges", json!([["a", "b"]]), "no token"),
+        ("/model/merges", json!([first_merge, first_merge]), "twice"),
+        ("/model/merges", json!([["a", "b", "c"]]), "did not match"),
+        ("/model/merges", json!(["a <|endoftext|>"]), "special"),
+    ] {
+        check_refused(&changed(place, value), expected);
+    }
+    let mut file = file();
+    file["model"]["vocab"].as_object_mut().unwrap().shift_remove("!");
+    check_refused(&file, "byte 0x21");
+}
+
+#[test]
+fn a_token_that_occurs_twice_is_refused() {
+    let json = tokenizer()
+        .to_json()
+        .replacen("\"!\": 1,", "\"!\": 1, \"!\": 262,", 1);
+    let error = Tokenizer::from_json(&json).unwrap_err().to_string();
+    assert!(error.contains("occurs twice"), "{error}");
+}
+
+#[test]
+fn json_that_is_no_tokenizer_is_refused() {
+    let deep = "[".repeat(100_000);
+    for json in ["", "{", "[]", "null", "{}", "\u{0}", "{\"model\": {}}", &deep] {
+        assert!(matches!(Tokenizer::from_json(json), Err(Error::Format(_))));
+    }
+}
