@@ -1,4 +1,57 @@
 //! Documents in, shards out; manifest, order, loader; the file containers.
+//!
+//! ```
+//! use std::sync::atomic::AtomicBool;
+//!
+//! use ironmill_data::{
+//!     Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, ngram_yardsticks, prepare, verify,
+//! };
+//! use ironmill_text::{BpeOptions, Pattern, PieceCounts, train_bpe};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let out = folder.path().join("data");
+//! // Inputs are files, folders, patterns such as "texts/*.jsonl.zst", or a built-in corpus.
+//! let inputs = Inputs::from_specs(&["builtin:stories:100KB".into()], &InputOptions::default())?;
+//!
+//! // Documents stream into a tokenizer …
+//! let special = vec!["<|endoftext|>".to_owned()];
+//! let mut counts = PieceCounts::new(&Pattern::Gpt2, &special)?;
+//! for document in inputs.documents() {
+//!     counts.add_document(document?.text.as_bytes())?;
+//! }
+//! let (tokenizer, _) = train_bpe(&counts, &BpeOptions { special, ..BpeOptions::new(512) }, &Silent)?;
+//!
+//! // … and, encoded by it, into shards and a manifest.
+//! let options = PrepareOptions { validation: 0.1, threads: 2, ..PrepareOptions::default() };
+//! prepare(&inputs, &tokenizer, &out, &options, &Silent, &AtomicBool::new(false))?;
+//! verify(&out, &Silent)?; // Every checksum and count.
+//!
+//! // A loader fills batches; sample 1000 has the same tokens in any batch.
+//! let dataset = Dataset::open(&out)?;
+//! dataset.check_tokenizer(&tokenizer.hash())?;
+//! let (train, validation) = (dataset.split(Split::Train), dataset.split(Split::Validation));
+//! let loader = Loader::new(train.clone(), Sampler::Shuffled, 1, 64)?;
+//! let (mut inputs, mut targets, mut samples) = (vec![0; 8 * 64], vec![0; 8 * 64], vec![0; 8]);
+//! loader.fill(1_000, 8, &mut inputs, &mut targets, &mut samples)?;
+//! assert_eq!(inputs[1..64], targets[..63]);
+//!
+//! // What the loss of a model has to beat, in nats a token.
+//! let bar = ngram_yardsticks(train, validation, tokenizer.vocab_size() as u64)?;
+//! assert!(bar.bigram < bar.unigram && bar.unigram < bar.uniform);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`documents`]: what people have, as one stream of documents in a fixed order
+//! - [`prepare()`]: encode in parallel, write [`shard`]s in input order and the [`manifest`] last
+//! - [`Dataset`], [`TokenStream`]: positioned reads across shards, each block checked when it is first touched
+//! - [`order`], [`Loader`]: samples as pure functions of (seed, index), batches without allocation
+//! - [`yardsticks`]: cross-entropies of unigram and bigram counts
+//! - [`safetensors`]: the container of model weights and optimiser state
+//! - [`builtin`]: a seeded corpus of small stories
+//!
+//! Nothing here prints, reads the environment or holds global state; [`Error::class`] tells a program its exit code.
 
 pub mod builtin;
 mod dataset;
@@ -13,6 +66,8 @@ mod prepare;
 pub mod safetensors;
 pub mod shard;
 mod size;
+#[cfg(test)]
+mod testing;
 pub mod yardsticks;
 
 pub use dataset::{Dataset, Split, TokenStream};

@@ -177,3 +177,6 @@ fn le_u32(bytes: &[u8]) -> u32 {
 fn le_u64(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes.try_into().expect("the slice has 8 bytes"))
 }
+
+#[cfg(test)]
+mod tests;
