@@ -23,12 +23,11 @@ pub struct Accumulate {
 impl Graph {
     /// Appends the backward of `loss`, whose own gradient is `seed`, for all trainable parameters below it.
     pub fn train(&mut self, loss: Tensor, seed: Tensor, into: Accumulate) -> Result<()> {
-        if self.trainable.is_empty() {
-            return Err(Error::NothingToTrain);
-        }
         let sinks = self.trainable.clone();
+        let forward = self.nodes.len();
         self.derive(&[(loss, seed)], &[], &sinks, Some(into))?;
-        Ok(())
+        // Derivatives are only emitted on the way to a parameter, so none means that no parameter is below the loss.
+        if self.nodes.len() == forward { Err(Error::NothingToTrain) } else { Ok(()) }
     }
 
     /// Appends the gradients of some tensors, given the gradients of others. `None` where nothing flows.
@@ -236,13 +235,8 @@ impl Graph {
 
     /// An input that the host never writes: device memory starts as zero.
     fn input_zero(&mut self) -> Tensor {
-        let known = self
-            .tensors
-            .iter()
-            .position(|info| matches!(&info.kind, Kind::Input { name } if name == "zero"));
-        match known {
-            Some(index) => Tensor(index),
-            None => self.input("zero", &[1], DType::F32),
-        }
+        let zero = self.zero.unwrap_or_else(|| self.input("zero", &[1], DType::F32));
+        self.zero = Some(zero);
+        zero
     }
 }

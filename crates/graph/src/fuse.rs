@@ -41,12 +41,10 @@ fn fuse_state_writes(graph: &mut Graph) {
             .collect();
         let Some(writes) = writes else { continue };
         let add = writes[0].1;
-        let last = writes.iter().map(|write| write.0).max().unwrap_or(index);
-        let between = &graph.nodes[index + 1..=last];
-        let adjacent = between
+        let in_the_way = writes
             .iter()
-            .all(|node| matches!(node.kernel, Kernel::StateWrite { .. }));
-        if !adjacent
+            .any(|&(write, _, state)| touches(&graph.nodes[index + 1..write], graph, state));
+        if in_the_way
             || writes.iter().any(|write| write.1 != add)
             || node.outputs.iter().any(|t| graph.kept.contains(t))
         {
@@ -91,7 +89,9 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
     }
     let logits = node.outputs[0];
     let (&loss, rest) = readers[logits.0].split_first()?;
-    if graph.nodes[loss].kernel != Kernel::Op(Op::CrossEntropy) || graph.kept.contains(&logits) {
+    if graph.nodes[loss].kernel != Kernel::Op(Op::CrossEntropy)
+        || [logits, graph.nodes[loss].outputs[1]].iter().any(|t| graph.kept.contains(t))
+    {
         return None;
     }
     let mut head = Head {
@@ -114,6 +114,10 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
     if readers[log_sum_exp.0] != [loss_grad] || graph.kept.contains(&d_logits) {
         return None;
     }
+    // The gradient of the losses must not itself need them, for the fused kernel makes both at once.
+    if depends(graph, head.loss..loss_grad, graph.nodes[loss].outputs[0])[graph.nodes[loss_grad].inputs[4].0] {
+        return None;
+    }
     for &reader in &readers[d_logits.0] {
         let (kernel, inputs) = (&graph.nodes[reader].kernel, &graph.nodes[reader].inputs);
         match kernel {
@@ -124,6 +128,10 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
                 op: Op::LinearGradWeight,
                 ..
             } if inputs[1] == node.inputs[0] && head.grad_weight.is_none() => {
+                // The write moves up to the loss's gradient, so no other write to the same place may lie between.
+                if touches(&graph.nodes[loss_grad + 1..reader], graph, graph.nodes[reader].outputs[0]) {
+                    return None;
+                }
                 head.grad_weight = Some(reader);
             }
             _ => return None,
@@ -164,22 +172,15 @@ fn replace_head(graph: &mut Graph, head: Head) {
         d_weight,
     });
 
-    // What reads the losses before the gradient exists (their sum, its bookkeeping) moves behind the fused kernel. The
-    // gradient of the losses itself comes from the seed, not from the losses; a loss where it does not is left alone.
+    // What reads the losses before the gradient exists (their sum, its bookkeeping) moves behind the fused kernel.
     let place = head.loss_grad.unwrap_or(head.loss);
-    let mut tainted = vec![false; graph.tensors.len()];
-    tainted[losses.0] = true;
-    let mut moved = vec![false; graph.nodes.len()];
-    for index in head.loss + 1..place {
-        let node = &graph.nodes[index];
-        if node.inputs.iter().any(|input| tainted[input.0]) {
-            moved[index] = true;
-            node.outputs.iter().for_each(|output| tainted[output.0] = true);
-        }
-    }
-    if inputs.iter().any(|input| tainted[input.0]) {
-        return;
-    }
+    let tainted = depends(graph, head.loss..place, losses);
+    let moved: Vec<bool> = (0..graph.nodes.len())
+        .map(|index| {
+            let reads_losses = graph.nodes[index].inputs.iter().any(|input| tainted[input.0]);
+            (head.loss + 1..place).contains(&index) && reads_losses
+        })
+        .collect();
     let replaced = [
         Some(head.linear),
         Some(head.loss),
@@ -248,6 +249,32 @@ fn drop_unread(graph: &mut Graph) {
         }
         remove(graph, &removed);
     }
+}
+
+/// For every tensor, whether some nodes make it from `source`, directly or not.
+fn depends(graph: &Graph, nodes: std::ops::Range<usize>, source: Tensor) -> Vec<bool> {
+    let mut tainted = vec![false; graph.tensors.len()];
+    tainted[source.0] = true;
+    for node in &graph.nodes[nodes] {
+        if node.inputs.iter().any(|input| tainted[input.0]) {
+            node.outputs.iter().for_each(|output| tainted[output.0] = true);
+        }
+    }
+    tainted
+}
+
+/// Whether some of the nodes read or write the elements of a state tensor.
+fn touches(nodes: &[Node], graph: &Graph, state: Tensor) -> bool {
+    let place = |tensor: &Tensor| match graph.info(*tensor).kind {
+        Kind::State { state, offset } => Some((state, offset, offset + graph.shape(*tensor).elements())),
+        Kind::Input { .. } | Kind::Value => None,
+    };
+    let Some((buffer, start, end)) = place(&state) else { return false };
+    nodes
+        .iter()
+        .flat_map(|node| node.inputs.iter().chain(&node.outputs))
+        .filter_map(place)
+        .any(|(other, from, to)| other == buffer && from < end && start < to)
 }
 
 /// For every value, the node that writes it.

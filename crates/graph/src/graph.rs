@@ -59,6 +59,8 @@ pub struct Graph {
     pub(crate) kept: Vec<Tensor>,
     /// Trainable parameters: the tensors that a backward pass wants gradients of.
     pub(crate) trainable: Vec<Tensor>,
+    /// The input that the host never writes, once a derivative has needed zeros.
+    pub(crate) zero: Option<Tensor>,
     dropouts: u32,
 }
 

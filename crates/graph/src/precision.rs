@@ -4,7 +4,7 @@
 //! the types of all values follow from the ops' own rules: activations in the working type; statistics, losses and weight
 //! gradients in f32. Masters, gradients and moments stay f32.
 
-use ironmill_compute::{DType, Kernel, Op, TensorType};
+use ironmill_compute::{DType, Kernel, TensorType};
 
 use crate::{
     error::Result,
@@ -73,19 +73,20 @@ pub fn refresh_program(len: usize, dtype: DType, masters: StateId, copy: StateId
     graph
 }
 
-/// Whether an op's results may be kept in less than f32; the rest of the rules are in [`Op::outputs`].
-#[cfg(test)]
-fn keeps_f32(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::CrossEntropy | Op::Sum | Op::LinearGradWeight | Op::LinearGradBias | Op::EmbedGrad { .. }
-    )
-}
-
 #[cfg(test)]
 mod tests {
+    use ironmill_compute::Op;
+
     use super::*;
     use crate::{Accumulate, Layout, States};
+
+    /// Whether an op's results may be kept in less than f32; the rest of the rules are in [`Op::outputs`].
+    fn keeps_f32(op: &Op) -> bool {
+        matches!(
+            op,
+            Op::CrossEntropy | Op::Sum | Op::LinearGradWeight | Op::LinearGradBias | Op::EmbedGrad { .. }
+        )
+    }
 
     #[test]
     fn activations_take_the_working_type_and_losses_and_weight_gradients_stay_f32() {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ironmill_compute::{BufferId, DType, Device, HostData, Launch, SequenceId, Shape, TensorType, View};
+use ironmill_compute::{BufferId, DType, Device, HostData, Kernel, Launch, SequenceId, Shape, TensorType, View};
 
 use crate::{
     error::{Error, Result},
@@ -123,6 +123,11 @@ impl Runtime {
     /// How many kernels a run of the program launches.
     pub fn launches(&self, program: ProgramId) -> usize {
         self.programs[program.0].graph.nodes.len()
+    }
+
+    /// The kernels that a run of the program launches, in order.
+    pub fn kernels(&self, program: ProgramId) -> impl Iterator<Item = &Kernel> {
+        self.programs[program.0].graph.nodes.iter().map(|node| &node.kernel)
     }
 
     /// Writes an input of a program. It stays until it is written again.
