@@ -1,7 +1,8 @@
 //! The printable alphabet in which Hugging Face writes byte-level tokens.
 //!
-//! Every byte is one character: the 188 bytes that print as themselves in Latin-1 keep their code point, the other
-//! 68 take the code points from 256 upward, in byte order. Sorted by character this gives the order of the byte ids.
+//! Every byte is one character: the 188 bytes that print as themselves in Latin-1 keep their code point, the
+//! other 68 take the code points from 256 upward, in byte order. Sorted by character this gives the order of
+//! the byte ids.
 
 /// How many bytes print as themselves.
 const SELF_PRINTING: usize = 188;
@@ -12,11 +13,7 @@ pub(crate) fn bytes_in_alphabet_order() -> [u8; 256] {
     let mut printing_idx = 0;
     let mut other_idx = SELF_PRINTING;
     for byte in 0..=u8::MAX {
-        let idx = if prints_as_itself(byte) {
-            &mut printing_idx
-        } else {
-            &mut other_idx
-        };
+        let idx = if prints_as_itself(byte) { &mut printing_idx } else { &mut other_idx };
         order[*idx] = byte;
         *idx += 1;
     }
@@ -36,11 +33,7 @@ impl ByteLevel {
         let mut characters = ['\0'; 256];
         let mut bytes = [None; 256 + 256 - SELF_PRINTING];
         for (idx, byte) in bytes_in_alphabet_order().into_iter().enumerate() {
-            let code = if idx < SELF_PRINTING {
-                u32::from(byte)
-            } else {
-                256 + (idx - SELF_PRINTING) as u32
-            };
+            let code = if idx < SELF_PRINTING { u32::from(byte) } else { 256 + (idx - SELF_PRINTING) as u32 };
             characters[usize::from(byte)] = char::from_u32(code).unwrap_or_default();
             bytes[code as usize] = Some(byte);
         }
@@ -49,17 +42,12 @@ impl ByteLevel {
 
     /// The characters that stand for `bytes`.
     pub(crate) fn render(&self, bytes: &[u8]) -> String {
-        bytes
-            .iter()
-            .map(|&byte| self.characters[usize::from(byte)])
-            .collect()
+        bytes.iter().map(|&byte| self.characters[usize::from(byte)]).collect()
     }
 
     /// The bytes that `text` stands for, or `None` when it has a character outside the alphabet.
     pub(crate) fn parse(&self, text: &str) -> Option<Vec<u8>> {
-        text.chars()
-            .map(|character| self.bytes.get(character as usize).copied().flatten())
-            .collect()
+        text.chars().map(|character| self.bytes.get(character as usize).copied().flatten()).collect()
     }
 }
 

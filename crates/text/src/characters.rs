@@ -1,7 +1,7 @@
 //! The char kind: one token a character, special tokens first, then the characters in order of code point.
 //!
-//! There is no standard file for it, so it has our own JSON: `format`, `version`, `kind`, the special tokens in order of
-//! id, and one string of all characters in order of id.
+//! There is no standard file for it, so it has our own JSON: `format`, `version`, `kind`, the special tokens
+//! in order of id, and one string of all characters in order of id.
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
@@ -20,9 +20,11 @@ pub struct CharCounts {
 /// What char vocabulary to make.
 #[derive(Debug, Clone, Default)]
 pub struct CharOptions {
-    /// At most this many tokens, special ones included; the most frequent characters stay. `None`: all of them.
+    /// At most this many tokens, special ones included; the most frequent characters stay. `None`: all of
+    /// them.
     pub vocab_size: Option<usize>,
-    /// Special tokens, which get the first ids in this order; the counts must have been made with the same ones.
+    /// Special tokens, which get the first ids in this order; the counts must have been made with the same
+    /// ones.
     pub special: Vec<String>,
     /// Characters that occur less often are left out.
     pub min_count: u64,
@@ -42,26 +44,18 @@ pub struct CharReport {
 impl CharCounts {
     /// An empty table; `special` tokens are removed from documents before counting.
     pub fn new(special: &[String]) -> Result<Self> {
-        Ok(Self {
-            specials: Specials::numbered(special)?,
-            counts: HashMap::new(),
-            total: 0,
-        })
+        Ok(Self { specials: Specials::numbered(special)?, counts: HashMap::new(), total: 0 })
     }
 
     /// Counts the characters of one document, which must be UTF-8.
     pub fn add_document(&mut self, document: &[u8]) -> Result<()> {
         let text = valid_text(document, 0)?;
-        let Self {
-            specials,
-            counts,
-            total,
-        } = self;
+        let Self { specials, counts, total } = self;
         specials.for_each_part(text.as_bytes(), |part| match part {
             Part::Special(_) => Ok(()),
-            Part::Text(stretch) => valid_text(stretch, 0)?
-                .chars()
-                .try_for_each(|character| add(counts, total, character, 1)),
+            Part::Text(stretch) => {
+                valid_text(stretch, 0)?.chars().try_for_each(|character| add(counts, total, character, 1))
+            }
         })
     }
 
@@ -69,10 +63,7 @@ impl CharCounts {
     pub fn merge(&mut self, other: Self) -> Result<()> {
         self.specials.check_same(other.specials.texts())?;
         let Self { counts, total, .. } = self;
-        other
-            .counts
-            .into_iter()
-            .try_for_each(|(character, count)| add(counts, total, character, count))
+        other.counts.into_iter().try_for_each(|(character, count)| add(counts, total, character, count))
     }
 
     /// How many characters were counted.
@@ -82,36 +73,25 @@ impl CharCounts {
 
     /// Every distinct character and its count, in order of code point.
     pub fn sorted(&self) -> Vec<(char, u64)> {
-        let mut characters: Vec<_> = self
-            .counts
-            .iter()
-            .map(|(&character, &count)| (character, count))
-            .collect();
+        let mut characters: Vec<_> =
+            self.counts.iter().map(|(&character, &count)| (character, count)).collect();
         characters.sort_unstable();
         characters
     }
 }
 
-/// Makes a char tokenizer from the counts of a corpus. Text with any other character will be refused, never changed.
+/// Makes a char tokenizer from the counts of a corpus. Text with any other character will be refused, never
+/// changed.
 pub fn train_char(counts: &CharCounts, options: &CharOptions) -> Result<(Tokenizer, CharReport)> {
-    counts
-        .specials
-        .check_same(options.special.iter().map(String::as_str))?;
+    counts.specials.check_same(options.special.iter().map(String::as_str))?;
     if counts.total == 0 {
         return Err(Error::EmptyCorpus("characters"));
     }
     let minimum = options.special.len() + 1;
     let n_wanted = options.vocab_size.unwrap_or(usize::MAX);
     if n_wanted < minimum {
-        let needs = format!(
-            "{} special tokens and a character must fit",
-            options.special.len()
-        );
-        return Err(Error::VocabularyTooSmall {
-            wanted: n_wanted,
-            minimum,
-            needs,
-        });
+        let needs = format!("{} special tokens and a character must fit", options.special.len());
+        return Err(Error::VocabularyTooSmall { wanted: n_wanted, minimum, needs });
     }
     let mut characters = counts.sorted();
     let n_distinct = characters.len();
@@ -148,17 +128,8 @@ impl CharVocabulary {
         let special_texts = specials.as_slice().iter().map(|(text, _)| text.clone());
         let texts = special_texts.chain(characters.iter().map(|character| character.to_string()));
         let tokens = texts.map(|text| Some(text.into_bytes().into())).collect();
-        let ids = characters
-            .iter()
-            .copied()
-            .zip(specials.as_slice().len() as u32..)
-            .collect();
-        Self {
-            specials,
-            characters,
-            ids,
-            tokens,
-        }
+        let ids = characters.iter().copied().zip(specials.as_slice().len() as u32..).collect();
+        Self { specials, characters, ids, tokens }
     }
 
     pub(crate) fn specials(&self) -> &Specials {
@@ -173,10 +144,7 @@ impl CharVocabulary {
     pub(crate) fn encode(&self, text: &[u8], base: usize, out: &mut Vec<u32>) -> Result<()> {
         for (offset, character) in valid_text(text, base)?.char_indices() {
             let id = self.ids.get(&character);
-            out.push(*id.ok_or(Error::UnknownCharacter {
-                character,
-                offset: base + offset,
-            })?);
+            out.push(*id.ok_or(Error::UnknownCharacter { character, offset: base + offset })?);
         }
         Ok(())
     }
@@ -210,12 +178,7 @@ pub(crate) fn to_json(vocabulary: &CharVocabulary) -> String {
         format: FORMAT.to_owned(),
         version: VERSION,
         kind: KIND.to_owned(),
-        special: vocabulary
-            .specials
-            .as_slice()
-            .iter()
-            .map(|(text, _)| text.clone())
-            .collect(),
+        special: vocabulary.specials.as_slice().iter().map(|(text, _)| text.clone()).collect(),
         characters: vocabulary.characters.iter().collect(),
     };
     serde_json::to_string_pretty(&file).unwrap_or_default() + "\n"
@@ -230,10 +193,7 @@ pub(crate) fn from_json(json: &str) -> Result<CharVocabulary> {
     let bad = |error: serde_json::Error| Error::Format(error.to_string());
     let head: Head = serde_json::from_str(json).map_err(bad)?;
     if head.version != VERSION {
-        return Err(Error::Unsupported(format!(
-            "version {} of the format {FORMAT}",
-            head.version
-        )));
+        return Err(Error::Unsupported(format!("version {} of the format {FORMAT}", head.version)));
     }
     if head.kind != KIND {
         return Err(Error::Unsupported(format!("the kind {:?}", head.kind)));
@@ -249,10 +209,7 @@ pub(crate) fn from_json(json: &str) -> Result<CharVocabulary> {
     if characters.is_empty() {
         return Err(Error::Format("it has no characters".to_owned()));
     }
-    Ok(CharVocabulary::new(
-        Specials::numbered(&file.special)?,
-        characters,
-    ))
+    Ok(CharVocabulary::new(Specials::numbered(&file.special)?, characters))
 }
 
 fn add(counts: &mut HashMap<char, u64>, total: &mut u64, character: char, count: u64) -> Result<()> {
@@ -263,9 +220,7 @@ fn add(counts: &mut HashMap<char, u64>, total: &mut u64, character: char, count:
 }
 
 fn valid_text(bytes: &[u8], base: usize) -> Result<&str> {
-    std::str::from_utf8(bytes).map_err(|error| Error::InvalidUtf8 {
-        offset: base + error.valid_up_to(),
-    })
+    std::str::from_utf8(bytes).map_err(|error| Error::InvalidUtf8 { offset: base + error.valid_up_to() })
 }
 
 #[cfg(test)]
@@ -288,18 +243,9 @@ mod tests {
     #[test]
     fn characters_are_numbered_by_code_point_after_the_special_tokens() {
         let (tokenizer, report) = train("bжa 中b<|x|>", &with_special(&["<|x|>"])).unwrap();
-        assert_eq!(
-            report,
-            CharReport {
-                kept: 5,
-                dropped: 0,
-                total: 6
-            }
-        );
+        assert_eq!(report, CharReport { kept: 5, dropped: 0, total: 6 });
         let mut ids = Vec::new();
-        tokenizer
-            .encode_with_special(" ab<|x|>ж中".as_bytes(), &mut ids)
-            .unwrap();
+        tokenizer.encode_with_special(" ab<|x|>ж中".as_bytes(), &mut ids).unwrap();
         assert_eq!(ids, [1, 2, 3, 0, 4, 5]);
         assert_eq!(tokenizer.decode(&ids).unwrap(), " ab<|x|>ж中".as_bytes());
         assert_eq!(tokenizer.vocab_size(), 6);
@@ -310,36 +256,19 @@ mod tests {
 
     #[test]
     fn limits_keep_the_most_frequent_characters() {
-        let options = CharOptions {
-            vocab_size: Some(2),
-            ..CharOptions::default()
-        };
+        let options = CharOptions { vocab_size: Some(2), ..CharOptions::default() };
         let (tokenizer, report) = train("dbbac", &options).unwrap();
         assert_eq!((report.kept, report.dropped), (2, 2));
         assert_eq!(tokenizer.decode(&[0, 1]).unwrap(), b"ab");
-        let options = CharOptions {
-            min_count: 2,
-            ..CharOptions::default()
-        };
+        let options = CharOptions { min_count: 2, ..CharOptions::default() };
         assert_eq!(train("dbbac", &options).unwrap().0.decode(&[0]).unwrap(), b"b");
     }
 
     #[test]
     fn unknown_characters_and_bad_bytes_are_errors_that_say_where() {
         let (tokenizer, _) = train("ab", &with_special(&["<x>"])).unwrap();
-        let error = tokenizer
-            .encode_with_special("a<x>bж".as_bytes(), &mut Vec::new())
-            .unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::UnknownCharacter {
-                    character: 'ж',
-                    offset: 5
-                }
-            ),
-            "{error}"
-        );
+        let error = tokenizer.encode_with_special("a<x>bж".as_bytes(), &mut Vec::new()).unwrap_err();
+        assert!(matches!(error, Error::UnknownCharacter { character: 'ж', offset: 5 }), "{error}");
         assert!(error.to_string().contains("'ж' (U+0436) at byte 5"), "{error}");
         let error = tokenizer.encode(b"ab\xff", &mut Vec::new()).unwrap_err();
         assert!(matches!(error, Error::InvalidUtf8 { offset: 2 }), "{error}");
@@ -347,22 +276,10 @@ mod tests {
 
     #[test]
     fn an_empty_corpus_and_a_vocabulary_without_room_are_errors() {
-        assert!(matches!(
-            train("", &CharOptions::default()),
-            Err(Error::EmptyCorpus(_))
-        ));
-        let options = CharOptions {
-            vocab_size: Some(1),
-            ..with_special(&["<x>"])
-        };
-        assert!(matches!(
-            train("a", &options),
-            Err(Error::VocabularyTooSmall { minimum: 2, .. })
-        ));
-        let options = CharOptions {
-            min_count: 9,
-            ..CharOptions::default()
-        };
+        assert!(matches!(train("", &CharOptions::default()), Err(Error::EmptyCorpus(_))));
+        let options = CharOptions { vocab_size: Some(1), ..with_special(&["<x>"]) };
+        assert!(matches!(train("a", &options), Err(Error::VocabularyTooSmall { minimum: 2, .. })));
+        let options = CharOptions { min_count: 9, ..CharOptions::default() };
         assert!(matches!(train("a", &options), Err(Error::EmptyCorpus(_))));
     }
 
@@ -379,25 +296,10 @@ mod tests {
         };
         check_refused(&file(2, "char", r#""x": 1"#), "version 2");
         check_refused(&file(1, "word", r#""x": 1"#), "\"word\"");
-        check_refused(
-            &file(1, "char", r#""special": [], "characters": "ba""#),
-            "ascending",
-        );
-        check_refused(
-            &file(1, "char", r#""special": [], "characters": "aa""#),
-            "ascending",
-        );
-        check_refused(
-            &file(1, "char", r#""special": [], "characters": """#),
-            "no characters",
-        );
-        check_refused(
-            &file(1, "char", r#""special": ["x", "x"], "characters": "a""#),
-            "given twice",
-        );
-        check_refused(
-            &file(1, "char", r#""special": [], "characters": "a", "unk": 1"#),
-            "unk",
-        );
+        check_refused(&file(1, "char", r#""special": [], "characters": "ba""#), "ascending");
+        check_refused(&file(1, "char", r#""special": [], "characters": "aa""#), "ascending");
+        check_refused(&file(1, "char", r#""special": [], "characters": """#), "no characters");
+        check_refused(&file(1, "char", r#""special": ["x", "x"], "characters": "a""#), "given twice");
+        check_refused(&file(1, "char", r#""special": [], "characters": "a", "unk": 1"#), "unk");
     }
 }

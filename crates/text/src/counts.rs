@@ -8,8 +8,9 @@ use crate::{Error, Result};
 
 /// Exact counts of the distinct pieces of any number of documents.
 ///
-/// The counts do not depend on the order of the documents, nor on how they were shared out between tables that were
-/// merged afterwards. Special tokens found in a document are removed, and the text around them is cut separately.
+/// The counts do not depend on the order of the documents, nor on how they were shared out between tables
+/// that were merged afterwards. Special tokens found in a document are removed, and the text around them is
+/// cut separately.
 #[derive(Debug, Clone)]
 pub struct PieceCounts {
     splitter: Splitter,
@@ -33,12 +34,7 @@ impl PieceCounts {
     ///
     /// After an error the document may be counted in part.
     pub fn add_document(&mut self, document: &[u8]) -> Result<()> {
-        let Self {
-            splitter,
-            specials,
-            counts,
-            total,
-        } = self;
+        let Self { splitter, specials, counts, total } = self;
         specials.for_each_part(document, |part| match part {
             Part::Special(_) => Ok(()),
             Part::Text(text) => splitter.for_each_piece(text, |piece| add(counts, total, piece, 1)),
@@ -49,10 +45,7 @@ impl PieceCounts {
     pub fn merge(&mut self, other: Self) -> Result<()> {
         self.check_settings(other.pattern(), other.specials.texts())?;
         let Self { counts, total, .. } = self;
-        other
-            .counts
-            .into_iter()
-            .try_for_each(|(piece, count)| add(counts, total, &piece, count))
+        other.counts.into_iter().try_for_each(|(piece, count)| add(counts, total, &piece, count))
     }
 
     /// The pattern that cuts the documents.
@@ -72,11 +65,7 @@ impl PieceCounts {
 
     /// Every distinct piece and its count, in the order of the pieces' bytes.
     pub fn sorted(&self) -> Vec<(&[u8], u64)> {
-        let mut pieces: Vec<_> = self
-            .counts
-            .iter()
-            .map(|(piece, &count)| (&**piece, count))
-            .collect();
+        let mut pieces: Vec<_> = self.counts.iter().map(|(piece, &count)| (&**piece, count)).collect();
         pieces.sort_unstable();
         pieces
     }
@@ -89,10 +78,7 @@ impl PieceCounts {
     ) -> Result<()> {
         if self.pattern() != pattern {
             let counted = format!("the pattern {}", self.pattern());
-            return Err(Error::CountsDiffer {
-                counted,
-                wanted: format!("the pattern {pattern}"),
-            });
+            return Err(Error::CountsDiffer { counted, wanted: format!("the pattern {pattern}") });
         }
         self.specials.check_same(special)
     }
@@ -115,9 +101,7 @@ mod tests {
 
     fn counts(documents: &[&str]) -> PieceCounts {
         let mut counts = PieceCounts::new(&Pattern::Gpt2, &["<|x|>".to_owned()]).unwrap();
-        documents
-            .iter()
-            .for_each(|document| counts.add_document(document.as_bytes()).unwrap());
+        documents.iter().for_each(|document| counts.add_document(document.as_bytes()).unwrap());
         counts
     }
 
@@ -147,14 +131,8 @@ mod tests {
         let mut first = counts(&["a"]);
         let other_pattern = PieceCounts::new(&Pattern::Cl100k, &["<|x|>".to_owned()]).unwrap();
         let other_special = PieceCounts::new(&Pattern::Gpt2, &[]).unwrap();
-        assert!(matches!(
-            first.merge(other_pattern),
-            Err(Error::CountsDiffer { .. })
-        ));
-        assert!(matches!(
-            first.merge(other_special),
-            Err(Error::CountsDiffer { .. })
-        ));
+        assert!(matches!(first.merge(other_pattern), Err(Error::CountsDiffer { .. })));
+        assert!(matches!(first.merge(other_special), Err(Error::CountsDiffer { .. })));
     }
 
     #[test]

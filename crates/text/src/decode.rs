@@ -16,11 +16,7 @@ pub struct StreamDecoder<'t> {
 
 impl<'t> StreamDecoder<'t> {
     pub(crate) fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            pending: Vec::new(),
-            text: String::new(),
-        }
+        Self { tokenizer, pending: Vec::new(), text: String::new() }
     }
 
     /// Takes one token and returns the text that it completes, which may be empty.
@@ -29,8 +25,7 @@ impl<'t> StreamDecoder<'t> {
         self.text.clear();
         let held = incomplete_tail(&self.pending);
         let complete = self.pending.len() - held;
-        self.text
-            .push_str(&String::from_utf8_lossy(&self.pending[..complete]));
+        self.text.push_str(&String::from_utf8_lossy(&self.pending[..complete]));
         self.pending.drain(..complete);
         Ok(&self.text)
     }

@@ -16,11 +16,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// Windows cannot open a folder for syncing and journals renames itself, so there this does nothing.
 pub fn sync_dir(path: &Path) -> io::Result<()> {
-    if cfg!(unix) {
-        File::open(path)?.sync_all()
-    } else {
-        Ok(())
-    }
+    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
 /// A buffered file under a temporary name beside its final one, which [`commit`](Self::commit) gives it.
@@ -41,29 +37,17 @@ impl StagedFile {
     /// Opens a temporary file in the folder of `path`, which must exist.
     pub fn create(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{} has no file name", path.display()),
-            )
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no file name", path.display()))
         })?;
         for attempt in 0..MAX_NAME_ATTEMPTS {
             let mut staged_name = OsString::from(".");
             staged_name.push(name);
             staged_name.push(format!(".{}-{attempt}.partial", std::process::id()));
             let staged_path = path.with_file_name(staged_name);
-            match OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(&staged_path)
-            {
+            match OpenOptions::new().read(true).write(true).create_new(true).open(&staged_path) {
                 Ok(file) => {
                     let file = Some(BufWriter::new(file));
-                    return Ok(Self {
-                        file,
-                        staged_path,
-                        final_path: path.to_owned(),
-                    });
+                    return Ok(Self { file, staged_path, final_path: path.to_owned() });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -71,10 +55,7 @@ impl StagedFile {
         }
         Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            format!(
-                "no free temporary name beside {}; remove old .partial files",
-                path.display()
-            ),
+            format!("no free temporary name beside {}; remove old .partial files", path.display()),
         ))
     }
 
@@ -92,9 +73,7 @@ impl StagedFile {
     }
 
     fn writer(&mut self) -> io::Result<&mut BufWriter<File>> {
-        self.file
-            .as_mut()
-            .ok_or_else(|| io::Error::other("the file was already committed"))
+        self.file.as_mut().ok_or_else(|| io::Error::other("the file was already committed"))
     }
 }
 
@@ -128,10 +107,8 @@ mod tests {
     use super::*;
 
     fn names_in(folder: &Path) -> Vec<OsString> {
-        let mut names: Vec<_> = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
     }

@@ -104,7 +104,8 @@ pub enum Error {
     CountOverflow(String),
     /// Text of a kind that needs characters has bytes that are none.
     #[error(
-        "byte {offset} is not valid UTF-8; a char tokenizer needs UTF-8: convert the text, or train a bpe tokenizer"
+        "byte {offset} is not valid UTF-8, which a char tokenizer needs; \
+         convert the text, or train a bpe tokenizer"
     )]
     InvalidUtf8 {
         /// Where the first bad byte is.
@@ -137,9 +138,6 @@ pub enum Error {
 impl Error {
     /// The same error, naming the file whose content caused it.
     pub(crate) fn in_file(self, path: &Path) -> Self {
-        Self::InFile {
-            path: path.to_owned(),
-            source: Box::new(self),
-        }
+        Self::InFile { path: path.to_owned(), source: Box::new(self) }
     }
 }

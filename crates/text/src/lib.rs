@@ -1,8 +1,8 @@
 //! Pre-tokenise, count, train BPE, encode and decode.
 //!
-//! A document is cut into *pieces* by a [`Pattern`]; [`PieceCounts`] counts the distinct ones; [`train_bpe`] learns a
-//! [`Tokenizer`] from the counts alone, so that any split of the corpus gives the same one. BPE works on bytes: whatever
-//! is encoded decodes to itself.
+//! A document is cut into *pieces* by a [`Pattern`]; [`PieceCounts`] counts the distinct ones; [`train_bpe`]
+//! learns a [`Tokenizer`] from the counts alone, so that any split of the corpus gives the same one. BPE
+//! works on bytes: whatever is encoded decodes to itself.
 //!
 //! ```
 //! use ironmill_text::{BpeOptions, Pattern, PieceCounts, Silent, Tokenizer, train_bpe};
@@ -29,13 +29,14 @@
 //! }
 //! assert_eq!(text + &decoder.finish(), "the cog 🐈<|endoftext|>");
 //!
-//! let reloaded = Tokenizer::from_json(&tokenizer.to_json())?; // A tokenizer.json that Hugging Face reads too.
+//! let reloaded = Tokenizer::from_json(&tokenizer.to_json())?; // Hugging Face reads it too.
 //! assert_eq!(reloaded.hash(), tokenizer.hash());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Everything here is deterministic and safe code; nothing prints, reads the environment or keeps global state.
+//! Everything here is deterministic and safe code; nothing prints, reads the environment or keeps global
+//! state.
 
 mod bpe;
 mod byte_level;

@@ -1,16 +1,16 @@
 //! How text is cut into the pieces that tokens never cross.
 //!
-//! Patterns run through a backtracking regex engine. That is the slow path, and it is the oracle: a hand-written
-//! scanner for a known pattern is right when it cuts every text where this module cuts it.
+//! Patterns run through a backtracking regex engine. That is the slow path, and it is the oracle: a
+//! hand-written scanner for a known pattern is right when it cuts every text where this module cuts it.
 //!
-//! Input is bytes. Each maximal valid UTF-8 stretch is given to the regex as a text of its own; what the regex leaves
-//! between its matches is a piece too; each maximal run of invalid bytes is one piece. So the pieces of a text, joined,
-//! are the text, whatever the bytes and the pattern.
+//! Input is bytes. Each maximal valid UTF-8 stretch is given to the regex as a text of its own; what the
+//! regex leaves between its matches is a piece too; each maximal run of invalid bytes is one piece. So the
+//! pieces of a text, joined, are the text, whatever the bytes and the pattern.
 //!
-//! Cost: the built-in patterns match at every position, so a text is scanned once, except that a run of whitespace is
-//! walked a few times, forward and back for the lookahead. The engine remembers a way back for every character of such a
-//! run and has room for a million; a longer run, like a user's regex that backtracks without bound, is refused with
-//! [`Error::PatternFailed`], never cut wrongly.
+//! Cost: the built-in patterns match at every position, so a text is scanned once, except that a run of
+//! whitespace is walked a few times, forward and back for the lookahead. The engine remembers a way back for
+//! every character of such a run and has room for a million; a longer run, like a user's regex that
+//! backtracks without bound, is refused with [`Error::PatternFailed`], never cut wrongly.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,26 +49,20 @@ impl Pattern {
 
     /// The pattern of a regular expression found in a tokenizer file.
     pub(crate) fn from_regex(source: &str) -> Self {
-        if source == CL100K {
-            Self::Cl100k
-        } else {
-            Self::Regex(source.to_owned())
-        }
+        if source == CL100K { Self::Cl100k } else { Self::Regex(source.to_owned()) }
     }
 }
 
 impl FromStr for Pattern {
     type Err = Error;
 
-    /// Reads `gpt2`, `cl100k` or a regular expression. A bare word is taken for a misspelt name, not for a regex.
+    /// Reads `gpt2`, `cl100k` or a regular expression. A bare word is taken for a misspelt name, not for a
+    /// regex.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "gpt2" => Ok(Self::Gpt2),
             "cl100k" => Ok(Self::Cl100k),
-            _ if text
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') =>
-            {
+            _ if text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') => {
                 Err(Error::UnknownPattern(text.to_owned()))
             }
             _ => {
@@ -104,14 +98,10 @@ impl Splitter {
             // A built-in pattern steps back at most a few times for each character, so it needs no limit.
             builder.backtrack_limit(usize::MAX);
         }
-        let regex = builder.build().map_err(|error| Error::BadPattern {
-            pattern: pattern.to_string(),
-            reason: error.to_string(),
-        })?;
-        Ok(Self {
-            pattern: pattern.clone(),
-            regex,
-        })
+        let regex = builder
+            .build()
+            .map_err(|error| Error::BadPattern { pattern: pattern.to_string(), reason: error.to_string() })?;
+        Ok(Self { pattern: pattern.clone(), regex })
     }
 
     pub(crate) fn pattern(&self) -> &Pattern {
@@ -124,7 +114,8 @@ impl Splitter {
         text: &'t [u8],
         mut visit: impl FnMut(&'t [u8]) -> Result<()>,
     ) -> Result<()> {
-        // Chunks are a valid stretch followed by up to three invalid bytes, so a run of invalid bytes comes in several.
+        // Chunks are a valid stretch followed by up to three invalid bytes, so a run of invalid bytes comes
+        // in several.
         let mut offset = 0;
         let mut invalid_start = 0;
         for chunk in text.utf8_chunks() {
@@ -132,21 +123,13 @@ impl Splitter {
                 if invalid_start < offset {
                     visit(&text[invalid_start..offset])?;
                 }
-                self.split_valid(
-                    chunk.valid(),
-                    &text[offset..offset + chunk.valid().len()],
-                    &mut visit,
-                )?;
+                self.split_valid(chunk.valid(), &text[offset..offset + chunk.valid().len()], &mut visit)?;
                 offset += chunk.valid().len();
                 invalid_start = offset;
             }
             offset += chunk.invalid().len();
         }
-        if invalid_start < offset {
-            visit(&text[invalid_start..offset])
-        } else {
-            Ok(())
-        }
+        if invalid_start < offset { visit(&text[invalid_start..offset]) } else { Ok(()) }
     }
 
     /// `bytes` are the bytes of `text`, with the lifetime that pieces must have.
@@ -170,11 +153,7 @@ impl Splitter {
             }
             end_of_last = found.end();
         }
-        if end_of_last < bytes.len() {
-            visit(&bytes[end_of_last..])
-        } else {
-            Ok(())
-        }
+        if end_of_last < bytes.len() { visit(&bytes[end_of_last..]) } else { Ok(()) }
     }
 }
 
@@ -201,36 +180,22 @@ mod tests {
 
     #[track_caller]
     fn check(pattern: &str, text: &str, expected: &[&str]) {
-        let found: Vec<_> = pieces(pattern, text.as_bytes())
-            .into_iter()
-            .map(String::from_utf8_lossy)
-            .collect();
+        let found: Vec<_> =
+            pieces(pattern, text.as_bytes()).into_iter().map(String::from_utf8_lossy).collect();
         assert_eq!(found, expected, "{pattern} on {text:?}");
     }
 
     #[test]
     fn gpt2_cuts_words_digits_punctuation_and_spaces() {
         check("gpt2", "", &[]);
-        check(
-            "gpt2",
-            "Hello world's 1234!!",
-            &["Hello", " world", "'s", " 1234", "!!"],
-        );
+        check("gpt2", "Hello world's 1234!!", &["Hello", " world", "'s", " 1234", "!!"]);
         check("gpt2", "a   b \n\n c  ", &["a", "  ", " b", " \n\n", " c", "  "]);
-        check(
-            "gpt2",
-            "It'S Привіт, 世界",
-            &["It", "'", "S", " Привіт", ",", " 世界"],
-        );
+        check("gpt2", "It'S Привіт, 世界", &["It", "'", "S", " Привіт", ",", " 世界"]);
     }
 
     #[test]
     fn cl100k_cuts_digits_in_threes_and_newlines_apart() {
-        check(
-            "cl100k",
-            "It'S 12345;\n\n  x",
-            &["It", "'S", " ", "123", "45", ";\n\n", " ", " x"],
-        );
+        check("cl100k", "It'S 12345;\n\n  x", &["It", "'S", " ", "123", "45", ";\n\n", " ", " x"]);
         check("cl100k", "a \n \n b.c", &["a", " \n \n", " b", ".c"]);
     }
 
@@ -255,10 +220,8 @@ mod tests {
         for pattern in ["gpt2", "cl100k"] {
             for unit in [" ", "\n", "a", "1", "!", " \u{a0}", "'"] {
                 let text = unit.repeat(900_000 / unit.len());
-                let total: usize = pieces(pattern, format!("{text}x").as_bytes())
-                    .iter()
-                    .map(|p| p.len())
-                    .sum();
+                let total: usize =
+                    pieces(pattern, format!("{text}x").as_bytes()).iter().map(|p| p.len()).sum();
                 assert_eq!(total, text.len() + 1, "{pattern} on {unit:?}");
             }
         }
@@ -267,9 +230,7 @@ mod tests {
     #[test]
     fn what_the_engine_cannot_hold_is_an_error_that_names_the_pattern() {
         let splitter = Splitter::new(&Pattern::Regex(r"(?:(a|aa)+)\1(?=b)".to_owned())).unwrap();
-        let error = splitter
-            .for_each_piece("a".repeat(200).as_bytes(), |_| Ok(()))
-            .unwrap_err();
+        let error = splitter.for_each_piece("a".repeat(200).as_bytes(), |_| Ok(())).unwrap_err();
         assert!(error.to_string().contains(r"(?:(a|aa)+)\1(?=b)"), "{error}");
     }
 

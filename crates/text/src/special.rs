@@ -28,23 +28,14 @@ impl Specials {
         let mut texts: Vec<&String> = specials.iter().map(|(text, _)| text).collect();
         texts.sort();
         if let Some(twice) = texts.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::BadSpecial {
-                text: twice[0].clone(),
-                problem: "is given twice",
-            });
+            return Err(Error::BadSpecial { text: twice[0].clone(), problem: "is given twice" });
         }
         if texts.first().is_some_and(|text| text.is_empty()) {
-            return Err(Error::BadSpecial {
-                text: String::new(),
-                problem: "is empty",
-            });
+            return Err(Error::BadSpecial { text: String::new(), problem: "is empty" });
         }
         specials.sort_by_key(|&(_, id)| id);
         if let Some(twice) = specials.windows(2).find(|pair| pair[0].1 == pair[1].1) {
-            return Err(Error::BadSpecial {
-                text: twice[1].0.clone(),
-                problem: "has the id of another one",
-            });
+            return Err(Error::BadSpecial { text: twice[1].0.clone(), problem: "has the id of another one" });
         }
         let mut longest_first: Vec<usize> = (0..specials.len()).collect();
         longest_first.sort_by_key(|&idx| std::cmp::Reverse(specials[idx].0.len()));
@@ -52,11 +43,7 @@ impl Specials {
         for (text, _) in &specials {
             starts[usize::from(text.as_bytes()[0])] = true;
         }
-        Ok(Self {
-            by_id: specials,
-            longest_first,
-            starts,
-        })
+        Ok(Self { by_id: specials, longest_first, starts })
     }
 
     /// Special tokens with the ids 0, 1, 2 …
@@ -72,7 +59,8 @@ impl Specials {
         self.by_id.iter().map(|(text, _)| text.as_str())
     }
 
-    /// Refuses to use counts made without these special tokens with `wanted` ones; their order does not matter.
+    /// Refuses to use counts made without these special tokens with `wanted` ones; their order does not
+    /// matter.
     pub(crate) fn check_same<'s>(&self, wanted: impl Iterator<Item = &'s str>) -> Result<()> {
         let mut counted: Vec<&str> = self.texts().collect();
         let mut wanted: Vec<&str> = wanted.collect();
@@ -82,20 +70,15 @@ impl Specials {
             return Ok(());
         }
         let counted = format!("the special tokens {counted:?}");
-        Err(Error::CountsDiffer {
-            counted,
-            wanted: format!("the list {wanted:?}"),
-        })
+        Err(Error::CountsDiffer { counted, wanted: format!("the list {wanted:?}") })
     }
 
     pub(crate) fn id(&self, text: &str) -> Option<u32> {
-        self.by_id
-            .iter()
-            .find(|(special, _)| special == text)
-            .map(|&(_, id)| id)
+        self.by_id.iter().find(|(special, _)| special == text).map(|&(_, id)| id)
     }
 
-    /// Calls `visit` with the parts of `text` in order: the leftmost special token first, of those the longest.
+    /// Calls `visit` with the parts of `text` in order: the leftmost special token first, of those the
+    /// longest.
     pub(crate) fn for_each_part<'t>(
         &self,
         text: &'t [u8],
@@ -115,11 +98,7 @@ impl Specials {
             offset += special.len();
             text_start = offset;
         }
-        if text_start < text.len() {
-            visit(Part::Text(&text[text_start..]))
-        } else {
-            Ok(())
-        }
+        if text_start < text.len() { visit(Part::Text(&text[text_start..])) } else { Ok(()) }
     }
 
     /// The longest special token that `text` starts with.
@@ -159,19 +138,13 @@ mod tests {
         check("x<a", &[Part::Text(b"x<a")]);
         check("x<a>y", &[Part::Text(b"x"), Part::Special(0), Part::Text(b"y")]);
         check("<a><b><b>", &[Part::Special(1), Part::Special(2)]);
-        check(
-            "<<a><a><b>",
-            &[Part::Text(b"<"), Part::Special(0), Part::Special(1)],
-        );
+        check("<<a><a><b>", &[Part::Text(b"<"), Part::Special(0), Part::Special(1)]);
     }
 
     #[test]
     fn empty_and_repeated_texts_are_refused() {
         for texts in [&["<a>", ""][..], &["<a>", "<b>", "<a>"]] {
-            assert!(
-                matches!(specials(texts), Err(Error::BadSpecial { .. })),
-                "{texts:?}"
-            );
+            assert!(matches!(specials(texts), Err(Error::BadSpecial { .. })), "{texts:?}");
         }
         assert!(Specials::new(vec![("<a>".into(), 3), ("<b>".into(), 3)]).is_err());
     }

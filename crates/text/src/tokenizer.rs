@@ -34,32 +34,24 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 
 impl Tokenizer {
     pub(crate) fn from_bpe(bpe: Bpe) -> Self {
-        Self {
-            model: Model::Bpe(Arc::new(bpe)),
-        }
+        Self { model: Model::Bpe(Arc::new(bpe)) }
     }
 
     pub(crate) fn from_characters(vocabulary: CharVocabulary) -> Self {
-        Self {
-            model: Model::Char(Arc::new(vocabulary)),
-        }
+        Self { model: Model::Char(Arc::new(vocabulary)) }
     }
 
     /// Reads a byte-level BPE `tokenizer.json` of Hugging Face, or the file that [`save`](Self::save) wrote.
     pub fn load(path: &Path) -> Result<Self> {
-        let json = fs::read_to_string(path).map_err(|source| Error::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let json =
+            fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         Self::from_json(&json).map_err(|error| error.in_file(path))
     }
 
     /// Writes [`to_json`](Self::to_json) to `path`, which after a crash has its old or its new content.
     pub fn save(&self, path: &Path) -> Result<()> {
-        durable::write(path, self.to_json().as_bytes()).map_err(|source| Error::Write {
-            path: path.to_owned(),
-            source,
-        })
+        durable::write(path, self.to_json().as_bytes())
+            .map_err(|source| Error::Write { path: path.to_owned(), source })
     }
 
     /// Reads the content of a tokenizer file.
@@ -73,7 +65,8 @@ impl Tokenizer {
 
     /// The tokenizer as a file: `tokenizer.json` of Hugging Face for BPE, our own JSON for the char kind.
     ///
-    /// The same tokenizer always gives the same text, and [`from_json`](Self::from_json) reads it back unchanged.
+    /// The same tokenizer always gives the same text, and [`from_json`](Self::from_json) reads it back
+    /// unchanged.
     pub fn to_json(&self) -> String {
         match &self.model {
             Model::Bpe(bpe) => bpe::json::to_json(bpe),
@@ -104,8 +97,8 @@ impl Tokenizer {
         }
     }
 
-    /// Appends the tokens of text in which special tokens are recognised: the leftmost first, of those the longest.
-    /// The text around them is encoded as if each stretch stood alone.
+    /// Appends the tokens of text in which special tokens are recognised: the leftmost first, of those the
+    /// longest. The text around them is encoded as if each stretch stood alone.
     pub fn encode_with_special(&self, text: &[u8], out: &mut Vec<u32>) -> Result<()> {
         let mut offset = 0;
         self.specials().for_each_part(text, |part| match part {
@@ -146,12 +139,7 @@ impl Tokenizer {
 
     /// The length of the longest token, in bytes.
     pub fn max_token_bytes(&self) -> usize {
-        self.tokens()
-            .iter()
-            .flatten()
-            .map(|token| token.len())
-            .max()
-            .unwrap_or(0)
+        self.tokens().iter().flatten().map(|token| token.len()).max().unwrap_or(0)
     }
 
     /// The special tokens and their ids, in ascending order of id.
@@ -175,10 +163,7 @@ impl Tokenizer {
     }
 
     pub(crate) fn known_bytes(&self, id: u32) -> Result<&[u8]> {
-        self.token_bytes(id).ok_or(Error::UnknownId {
-            id,
-            vocab_size: self.vocab_size(),
-        })
+        self.token_bytes(id).ok_or(Error::UnknownId { id, vocab_size: self.vocab_size() })
     }
 
     fn tokens(&self) -> &[Option<Box<[u8]>>] {

@@ -1,4 +1,5 @@
-//! Our trainer and encoder against golden files made by Hugging Face `tokenizers` (`tools/make_golden_tokenizer.py`).
+//! Our trainer and encoder against golden files made by Hugging Face `tokenizers`
+//! (`tools/make_golden_tokenizer.py`).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -30,9 +31,7 @@ struct Golden {
 }
 
 fn golden_path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../tests/golden/tokenizer")
-        .join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizer").join(name)
 }
 
 fn read<T: DeserializeOwned>(name: &str) -> T {
@@ -62,15 +61,9 @@ fn check_ids(tokenizer: &Tokenizer, golden: &Golden) {
     for (idx, probe) in probes.iter().enumerate() {
         let (mut ordinary, mut with_special) = (Vec::new(), Vec::new());
         tokenizer.encode(probe.as_bytes(), &mut ordinary).unwrap();
-        tokenizer
-            .encode_with_special(probe.as_bytes(), &mut with_special)
-            .unwrap();
+        tokenizer.encode_with_special(probe.as_bytes(), &mut with_special).unwrap();
         assert_eq!(ordinary, golden.ids[idx], "{probe:?}");
-        assert_eq!(
-            &with_special,
-            golden.ids_with_special[idx].as_ref().unwrap_or(&ordinary),
-            "{probe:?}"
-        );
+        assert_eq!(&with_special, golden.ids_with_special[idx].as_ref().unwrap_or(&ordinary), "{probe:?}");
         assert_eq!(tokenizer.decode(&ordinary).unwrap(), probe.as_bytes());
         assert_eq!(tokenizer.decode(&with_special).unwrap(), probe.as_bytes());
     }
@@ -81,12 +74,8 @@ fn check(name: &str) {
     let golden: Golden = read(&format!("{name}.golden.json"));
     let (tokenizer, ended_early) = train(&golden);
     let file: serde_json::Value = serde_json::from_str(&tokenizer.to_json()).unwrap();
-    let merges: Vec<&str> = file["model"]["merges"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|m| m.as_str().unwrap())
-        .collect();
+    let merges: Vec<&str> =
+        file["model"]["merges"].as_array().unwrap().iter().map(|m| m.as_str().unwrap()).collect();
     assert_eq!(merges, golden.merges);
     assert_eq!(tokenizer.vocab_size(), golden.n_tokens);
     assert_eq!(ended_early, golden.n_tokens < golden.vocab_size);
@@ -135,8 +124,6 @@ fn the_files_that_were_checked_there_are_what_is_written() {
 fn rewrite_the_files_to_check_there() {
     for name in CHECKED_THERE {
         let (tokenizer, _) = train(&read(&format!("{name}.golden.json")));
-        tokenizer
-            .save(&golden_path(&format!("{name}.tokenizer.json")))
-            .unwrap();
+        tokenizer.save(&golden_path(&format!("{name}.tokenizer.json"))).unwrap();
     }
 }

@@ -11,11 +11,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestR
 /// Runs a law on values drawn with a fixed seed, and shrinks what breaks it.
 #[track_caller]
 fn holds<S: Strategy>(cases: u32, strategy: S, law: impl Fn(S::Value) -> TestCaseResult) {
-    let config = Config {
-        cases,
-        failure_persistence: None,
-        ..Config::default()
-    };
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[42; 32]);
     TestRunner::new_with_rng(config, rng).run(&strategy, law).unwrap();
 }
@@ -53,9 +49,7 @@ fn any_ties() -> impl Strategy<Value = Ties> {
 
 fn count(pattern: &Pattern, special: &[String], documents: &[Vec<u8>]) -> PieceCounts {
     let mut counts = PieceCounts::new(pattern, special).unwrap();
-    documents
-        .iter()
-        .for_each(|document| counts.add_document(document).unwrap());
+    documents.iter().for_each(|document| counts.add_document(document).unwrap());
     counts
 }
 
@@ -64,11 +58,8 @@ fn train(documents: &[Vec<u8>], pattern: Pattern, special: &[&str], n_merges: us
     let mut documents = documents.to_vec();
     documents.push(b"never empty".to_vec());
     let counts = count(&pattern, &special, &documents);
-    let options = BpeOptions {
-        pattern,
-        special: special.clone(),
-        ..BpeOptions::new(256 + special.len() + n_merges)
-    };
+    let options =
+        BpeOptions { pattern, special: special.clone(), ..BpeOptions::new(256 + special.len() + n_merges) };
     train_bpe(&counts, &options, &Silent).unwrap().0
 }
 
@@ -159,116 +150,81 @@ fn merges_of(tokenizer: &Tokenizer) -> Vec<(Vec<u8>, Vec<u8>)> {
 fn the_trainer_equals_the_naive_one() {
     let documents = prop::collection::vec(any_document(), 1..8);
     let limits = (0usize..60, 0u64..4, prop::option::of(1usize..6), any::<bool>());
-    holds(
-        300,
-        (documents, any_pattern(), any_ties(), limits),
-        |(documents, pattern, ties, limits)| {
-            let (n_merges, min_count, max_token_length, with_special) = limits;
-            // Letters that merges would spell, so that the rule against it is met.
-            let special: Vec<String> = if with_special {
-                vec!["ab".into(), "<|end|>".into()]
-            } else {
-                Vec::new()
-            };
-            let counts = count(&pattern, &special, &documents);
-            prop_assume!(counts.total() > 0);
-            let vocab_size = 256 + special.len() + n_merges;
-            let options = BpeOptions {
-                vocab_size,
-                pattern,
-                special,
-                ties,
-                min_count,
-                max_token_length,
-            };
-            let (tokenizer, report) = train_bpe(&counts, &options, &Silent).unwrap();
-            let expected = naive::merges(&counts, &options);
-            prop_assert_eq!(report.merges, expected.len() as u64);
-            prop_assert_eq!(report.ended_early, tokenizer.vocab_size() < options.vocab_size);
-            prop_assert_eq!(merges_of(&tokenizer), expected);
-            Ok(())
-        },
-    );
+    holds(300, (documents, any_pattern(), any_ties(), limits), |(documents, pattern, ties, limits)| {
+        let (n_merges, min_count, max_token_length, with_special) = limits;
+        // Letters that merges would spell, so that the rule against it is met.
+        let special: Vec<String> =
+            if with_special { vec!["ab".into(), "<|end|>".into()] } else { Vec::new() };
+        let counts = count(&pattern, &special, &documents);
+        prop_assume!(counts.total() > 0);
+        let vocab_size = 256 + special.len() + n_merges;
+        let options = BpeOptions { vocab_size, pattern, special, ties, min_count, max_token_length };
+        let (tokenizer, report) = train_bpe(&counts, &options, &Silent).unwrap();
+        let expected = naive::merges(&counts, &options);
+        prop_assert_eq!(report.merges, expected.len() as u64);
+        prop_assert_eq!(report.ended_early, tokenizer.vocab_size() < options.vocab_size);
+        prop_assert_eq!(merges_of(&tokenizer), expected);
+        Ok(())
+    });
 }
 
 #[test]
 fn decoding_what_was_encoded_gives_the_same_bytes() {
     let documents = prop::collection::vec(any_document(), 0..5);
-    holds(
-        300,
-        (documents, any_pattern(), any_document()),
-        |(documents, pattern, text)| {
-            let tokenizer = train(&documents, pattern, &["<|end|>"], 80);
-            let (mut ordinary, mut with_special) = (Vec::new(), Vec::new());
-            tokenizer.encode(&text, &mut ordinary).unwrap();
-            tokenizer.encode_with_special(&text, &mut with_special).unwrap();
-            prop_assert_eq!(tokenizer.decode(&ordinary).unwrap(), text.clone());
-            prop_assert_eq!(tokenizer.decode(&with_special).unwrap(), text);
-            Ok(())
-        },
-    );
+    holds(300, (documents, any_pattern(), any_document()), |(documents, pattern, text)| {
+        let tokenizer = train(&documents, pattern, &["<|end|>"], 80);
+        let (mut ordinary, mut with_special) = (Vec::new(), Vec::new());
+        tokenizer.encode(&text, &mut ordinary).unwrap();
+        tokenizer.encode_with_special(&text, &mut with_special).unwrap();
+        prop_assert_eq!(tokenizer.decode(&ordinary).unwrap(), text.clone());
+        prop_assert_eq!(tokenizer.decode(&with_special).unwrap(), text);
+        Ok(())
+    });
 }
 
 #[test]
 fn any_split_of_the_documents_gives_the_same_tokenizer() {
     let documents = prop::collection::vec((any_document(), 0usize..3), 1..12);
-    holds(
-        100,
-        (documents, any_pattern(), any_ties()),
-        |(documents, pattern, ties)| {
-            let all: Vec<Vec<u8>> = documents.iter().map(|(document, _)| document.clone()).collect();
-            let whole = count(&pattern, &[], &all);
-            prop_assume!(whole.total() > 0);
-            let mut merged = PieceCounts::new(&pattern, &[]).unwrap();
-            for task in [2, 0, 1] {
-                let share = documents
-                    .iter()
-                    .filter(|(_, of)| *of == task)
-                    .map(|(document, _)| document.clone());
-                merged
-                    .merge(count(&pattern, &[], &share.rev().collect::<Vec<_>>()))
-                    .unwrap();
-            }
-            prop_assert_eq!(whole.sorted(), merged.sorted());
-            let options = BpeOptions {
-                pattern,
-                ties,
-                ..BpeOptions::new(330)
-            };
-            let train = |counts| train_bpe(counts, &options, &Silent).unwrap();
-            let ((first, first_report), (second, second_report)) = (train(&whole), train(&merged));
-            prop_assert_eq!(first_report, second_report);
-            prop_assert_eq!(first.to_json(), second.to_json());
-            Ok(())
-        },
-    );
+    holds(100, (documents, any_pattern(), any_ties()), |(documents, pattern, ties)| {
+        let all: Vec<Vec<u8>> = documents.iter().map(|(document, _)| document.clone()).collect();
+        let whole = count(&pattern, &[], &all);
+        prop_assume!(whole.total() > 0);
+        let mut merged = PieceCounts::new(&pattern, &[]).unwrap();
+        for task in [2, 0, 1] {
+            let share = documents.iter().filter(|(_, of)| *of == task).map(|(document, _)| document.clone());
+            merged.merge(count(&pattern, &[], &share.rev().collect::<Vec<_>>())).unwrap();
+        }
+        prop_assert_eq!(whole.sorted(), merged.sorted());
+        let options = BpeOptions { pattern, ties, ..BpeOptions::new(330) };
+        let train = |counts| train_bpe(counts, &options, &Silent).unwrap();
+        let ((first, first_report), (second, second_report)) = (train(&whole), train(&merged));
+        prop_assert_eq!(first_report, second_report);
+        prop_assert_eq!(first.to_json(), second.to_json());
+        Ok(())
+    });
 }
 
 #[test]
 fn streamed_text_equals_the_text_decoded_at_once() {
     let ids = prop::collection::vec(0u32..340, 0..60);
-    holds(
-        300,
-        (any_document(), any_document(), ids),
-        |(document, text, ids)| {
-            let tokenizer = train(&[document], Pattern::Gpt2, &["<|end|>"], 60);
-            let mut encoded = Vec::new();
-            tokenizer.encode(&text, &mut encoded).unwrap();
-            let known = |id: &u32| (*id as usize) < tokenizer.vocab_size();
-            // Any ids at all split characters in every way; those of a text give the text.
-            for ids in [ids.into_iter().filter(known).collect::<Vec<_>>(), encoded] {
-                let mut decoder = tokenizer.decoder();
-                let mut streamed = String::new();
-                for &id in &ids {
-                    streamed += decoder.push(id).unwrap();
-                }
-                streamed += &decoder.finish();
-                let bytes = tokenizer.decode(&ids).unwrap();
-                prop_assert_eq!(streamed, String::from_utf8_lossy(&bytes));
+    holds(300, (any_document(), any_document(), ids), |(document, text, ids)| {
+        let tokenizer = train(&[document], Pattern::Gpt2, &["<|end|>"], 60);
+        let mut encoded = Vec::new();
+        tokenizer.encode(&text, &mut encoded).unwrap();
+        let known = |id: &u32| (*id as usize) < tokenizer.vocab_size();
+        // Any ids at all split characters in every way; those of a text give the text.
+        for ids in [ids.into_iter().filter(known).collect::<Vec<_>>(), encoded] {
+            let mut decoder = tokenizer.decoder();
+            let mut streamed = String::new();
+            for &id in &ids {
+                streamed += decoder.push(id).unwrap();
             }
-            Ok(())
-        },
-    );
+            streamed += &decoder.finish();
+            let bytes = tokenizer.decode(&ids).unwrap();
+            prop_assert_eq!(streamed, String::from_utf8_lossy(&bytes));
+        }
+        Ok(())
+    });
 }
 
 #[test]
@@ -278,10 +234,7 @@ fn a_character_split_across_tokens_appears_only_when_complete() {
     tokenizer.encode("é🐈x".as_bytes(), &mut ids).unwrap();
     assert_eq!(ids.len(), 7);
     let mut decoder = tokenizer.decoder();
-    let streamed: Vec<String> = ids
-        .iter()
-        .map(|&id| decoder.push(id).unwrap().to_owned())
-        .collect();
+    let streamed: Vec<String> = ids.iter().map(|&id| decoder.push(id).unwrap().to_owned()).collect();
     assert_eq!(streamed, ["", "é", "", "", "", "🐈", "x"]);
     assert_eq!(decoder.finish(), "");
 }
@@ -300,11 +253,8 @@ fn special_tokens_are_never_merged_and_never_made_of_text() {
             let whole = special.iter().any(|special| bytes == special.as_bytes());
             prop_assert_eq!(is_special(id), whole);
             // Special tokens are cut out before counting, so no other token has one inside.
-            let inside = |special: &&str| {
-                bytes
-                    .windows(special.len())
-                    .any(|window| window == special.as_bytes())
-            };
+            let inside =
+                |special: &&str| bytes.windows(special.len()).any(|window| window == special.as_bytes());
             prop_assert!(is_special(id) || !special.iter().any(inside));
         }
         let mut ids = Vec::new();
@@ -321,31 +271,22 @@ fn special_tokens_are_never_merged_and_never_made_of_text() {
 #[test]
 fn a_file_reads_back_as_the_same_tokenizer() {
     let documents = prop::collection::vec(any_document(), 0..5);
-    holds(
-        100,
-        (documents, any_pattern(), any_document()),
-        |(documents, pattern, text)| {
-            let tokenizer = train(&documents, pattern, &["<|end|>", "Ġé中"], 60);
-            let reloaded = Tokenizer::from_json(&tokenizer.to_json()).unwrap();
-            prop_assert_eq!(tokenizer.to_json(), reloaded.to_json());
-            prop_assert_eq!(tokenizer.special_tokens(), reloaded.special_tokens());
-            let (mut first, mut second) = (Vec::new(), Vec::new());
-            tokenizer.encode_with_special(&text, &mut first).unwrap();
-            reloaded.encode_with_special(&text, &mut second).unwrap();
-            prop_assert_eq!(first, second);
-            Ok(())
-        },
-    );
+    holds(100, (documents, any_pattern(), any_document()), |(documents, pattern, text)| {
+        let tokenizer = train(&documents, pattern, &["<|end|>", "Ġé中"], 60);
+        let reloaded = Tokenizer::from_json(&tokenizer.to_json()).unwrap();
+        prop_assert_eq!(tokenizer.to_json(), reloaded.to_json());
+        prop_assert_eq!(tokenizer.special_tokens(), reloaded.special_tokens());
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        tokenizer.encode_with_special(&text, &mut first).unwrap();
+        reloaded.encode_with_special(&text, &mut second).unwrap();
+        prop_assert_eq!(first, second);
+        Ok(())
+    });
 }
 
 #[test]
 fn damaged_files_are_refused_or_read_but_never_panic() {
-    let tokenizer = train(
-        &[b"the cat sat on the mat the cat".to_vec()],
-        Pattern::Cl100k,
-        &["<|end|>"],
-        10,
-    );
+    let tokenizer = train(&[b"the cat sat on the mat the cat".to_vec()], Pattern::Cl100k, &["<|end|>"], 10);
     let json = tokenizer.to_json();
     let damage = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0usize..40), 1..4);
     holds(600, damage, |damage| {

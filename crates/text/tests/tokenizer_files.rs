@@ -9,16 +9,7 @@ fn tokenizer() -> Tokenizer {
     let special = vec!["<|endoftext|>".to_owned()];
     let mut counts = PieceCounts::new(&Pattern::Gpt2, &special).unwrap();
     counts.add_document(b"the cat sat on the mat").unwrap();
-    train_bpe(
-        &counts,
-        &BpeOptions {
-            special,
-            ..BpeOptions::new(262)
-        },
-        &Silent,
-    )
-    .unwrap()
-    .0
+    train_bpe(&counts, &BpeOptions { special, ..BpeOptions::new(262) }, &Silent).unwrap().0
 }
 
 fn file() -> Value {
@@ -46,6 +37,12 @@ fn changed(place: &str, value: Value) -> Value {
 }
 
 #[test]
+fn a_tokenizer_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync + Clone>(_: &T) {}
+    shared(&tokenizer());
+}
+
+#[test]
 fn the_default_answers_are_right() {
     let tokenizer = tokenizer();
     assert_eq!(tokenizer.kind(), Kind::Bpe);
@@ -55,13 +52,7 @@ fn the_default_answers_are_right() {
     assert_eq!(tokenizer.token_bytes(0), Some(&b"<|endoftext|>"[..]));
     assert_eq!(tokenizer.token_bytes(262), None);
     assert_eq!(tokenizer.max_token_bytes(), 13);
-    assert!(matches!(
-        tokenizer.decode(&[262]),
-        Err(Error::UnknownId {
-            id: 262,
-            vocab_size: 262
-        })
-    ));
+    assert!(matches!(tokenizer.decode(&[262]), Err(Error::UnknownId { id: 262, vocab_size: 262 })));
     assert!(tokenizer.decoder().push(262).is_err());
 }
 
@@ -72,19 +63,11 @@ fn a_saved_file_loads_and_a_missing_or_broken_one_is_named() {
     tokenizer().save(&path).unwrap();
     assert_eq!(Tokenizer::load(&path).unwrap().hash(), tokenizer().hash());
     std::fs::write(&path, "{}").unwrap();
-    for (path, expected) in [
-        (path, "not a tokenizer"),
-        (folder.path().join("none.json"), "cannot read"),
-    ] {
+    for (path, expected) in [(path, "not a tokenizer"), (folder.path().join("none.json"), "cannot read")] {
         let error = Tokenizer::load(&path).unwrap_err().to_string();
-        assert!(
-            error.contains(&path.display().to_string()) && error.contains(expected),
-            "{error}"
-        );
+        assert!(error.contains(&path.display().to_string()) && error.contains(expected), "{error}");
     }
-    let error = tokenizer()
-        .save(&folder.path().join("no/folder/t.json"))
-        .unwrap_err();
+    let error = tokenizer().save(&folder.path().join("no/folder/t.json")).unwrap_err();
     assert!(matches!(error, Error::Write { .. }));
 }
 
@@ -118,20 +101,11 @@ fn variations_that_do_not_change_ids_are_read() {
 fn special_tokens_beyond_the_vocabulary_are_read() {
     let added = json!([{"id": 262, "content": "<|x|>", "special": true}]);
     let mut file = changed("/added_tokens", added);
-    file["model"]["vocab"]
-        .as_object_mut()
-        .unwrap()
-        .shift_remove("<|endoftext|>");
+    file["model"]["vocab"].as_object_mut().unwrap().shift_remove("<|endoftext|>");
     let tokenizer = Tokenizer::from_json(&file.to_string()).unwrap();
-    assert_eq!(
-        (tokenizer.vocab_size(), tokenizer.special_id("<|x|>")),
-        (263, Some(262))
-    );
+    assert_eq!((tokenizer.vocab_size(), tokenizer.special_id("<|x|>")), (263, Some(262)));
     assert_eq!(tokenizer.token_bytes(0), None);
-    assert_eq!(
-        Tokenizer::from_json(&tokenizer.to_json()).unwrap().hash(),
-        tokenizer.hash()
-    );
+    assert_eq!(Tokenizer::from_json(&tokenizer.to_json()).unwrap().hash(), tokenizer.hash());
 }
 
 #[test]
@@ -141,10 +115,7 @@ fn with_ignore_merges_a_piece_that_is_a_token_is_taken_whole() {
     let tokenizer = Tokenizer::from_json(&file.to_string()).unwrap();
     assert_eq!(encoded(&tokenizer, "sat"), [262]);
     assert_ne!(encoded(&tokenizer, "sats")[0], 262);
-    assert_eq!(
-        Tokenizer::from_json(&tokenizer.to_json()).unwrap().hash(),
-        tokenizer.hash()
-    );
+    assert_eq!(Tokenizer::from_json(&tokenizer.to_json()).unwrap().hash(), tokenizer.hash());
 }
 
 #[test]
@@ -157,11 +128,7 @@ fn unsupported_features_are_refused_by_name() {
         ("/pre_tokenizer", json!(null), "pre_tokenizer"),
         ("/pre_tokenizer/add_prefix_space", json!(true), "add_prefix_space"),
         ("/pre_tokenizer/use_regex", json!(false), "use_regex"),
-        (
-            "/post_processor",
-            json!({"type": "TemplateProcessing"}),
-            "TemplateProcessing",
-        ),
+        ("/post_processor", json!({"type": "TemplateProcessing"}), "TemplateProcessing"),
         ("/decoder", json!({"type": "WordPiece"}), "WordPiece"),
         ("/model/type", json!("Unigram"), "Unigram"),
         ("/model/dropout", json!(0.1), "dropout"),
@@ -228,9 +195,7 @@ fn contradictions_are_refused() {
 
 #[test]
 fn a_token_that_occurs_twice_is_refused() {
-    let json = tokenizer()
-        .to_json()
-        .replacen("\"!\": 1,", "\"!\": 1, \"!\": 262,", 1);
+    let json = tokenizer().to_json().replacen("\"!\": 1,", "\"!\": 1, \"!\": 262,", 1);
     let error = Tokenizer::from_json(&json).unwrap_err().to_string();
     assert!(error.contains("occurs twice"), "{error}");
 }

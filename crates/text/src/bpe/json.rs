@@ -1,7 +1,7 @@
 //! `tokenizer.json` of Hugging Face `tokenizers`, for byte-level BPE.
 //!
-//! What is written loads there with the same ids. What is read is what is written here, with the variations found in
-//! published files that do not change ids; anything else is refused by name.
+//! What is written loads there with the same ids. What is read is what is written here, with the variations
+//! found in published files that do not change ids; anything else is refused by name.
 
 use std::fmt;
 
@@ -20,12 +20,7 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
     let specials = bpe.specials.as_slice();
     let name_of = |id: u32| match specials.binary_search_by_key(&id, |&(_, id)| id) {
         Ok(idx) => specials[idx].0.clone(),
-        Err(_) => alphabet.render(
-            bpe.tokens
-                .get(id as usize)
-                .and_then(Option::as_deref)
-                .unwrap_or_default(),
-        ),
+        Err(_) => alphabet.render(bpe.tokens.get(id as usize).and_then(Option::as_deref).unwrap_or_default()),
     };
     let mut vocab = Map::new();
     for (token, id) in bpe.tokens.iter().zip(0..) {
@@ -33,22 +28,16 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
             vocab.insert(name_of(id), json!(id));
         }
     }
-    let merges: Vec<String> = bpe
-        .merges
-        .iter()
-        .map(|&(left, right)| format!("{} {}", name_of(left), name_of(right)))
-        .collect();
-    let added: Vec<AddedToken> = specials
-        .iter()
-        .map(|(text, id)| AddedToken::special(text, *id))
-        .collect();
-    let byte_level = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+    let merges: Vec<String> =
+        bpe.merges.iter().map(|&(left, right)| format!("{} {}", name_of(left), name_of(right))).collect();
+    let added: Vec<AddedToken> = specials.iter().map(|(text, id)| AddedToken::special(text, *id)).collect();
     let pre_tokenizer = match bpe.splitter.pattern() {
         Pattern::Gpt2 => byte_level(true),
-        pattern => json!({"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": pattern.regex()}, "behavior": "Isolated", "invert": false},
-            byte_level(false),
-        ]}),
+        pattern => {
+            let regex = json!({"Regex": pattern.regex()});
+            let split = json!({"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": false});
+            json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]})
+        }
     };
     let file = json!({
         "version": "1.0",
@@ -75,17 +64,22 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
     format!("{file:#}\n")
 }
 
+fn byte_level(use_regex: bool) -> Value {
+    json!({
+        "type": "ByteLevel",
+        "add_prefix_space": false,
+        "trim_offsets": true,
+        "use_regex": use_regex,
+    })
+}
+
 pub(crate) fn from_json(json: &str) -> Result<Bpe> {
     let file: File = serde_json::from_str(json).map_err(|error| Error::Format(error.to_string()))?;
     let pattern = file.supported_pattern()?;
     file.model.check_supported()?;
     let alphabet = ByteLevel::new();
 
-    let specials = file
-        .added_tokens
-        .iter()
-        .map(AddedToken::as_special)
-        .collect::<Result<Vec<_>>>()?;
+    let specials = file.added_tokens.iter().map(AddedToken::as_special).collect::<Result<Vec<_>>>()?;
     let specials = Specials::new(specials)?;
     let mut tokens = TokenTable::for_vocabulary(file.model.vocab.0.len() + specials.as_slice().len());
     for (text, id) in specials.as_slice() {
@@ -101,22 +95,15 @@ pub(crate) fn from_json(json: &str) -> Result<Bpe> {
             }
             None => {
                 let bytes = alphabet.parse(name).ok_or_else(|| {
-                    Error::Unsupported(format!(
-                        "the token {name:?}, which is not in the byte-level alphabet"
-                    ))
+                    Error::Unsupported(format!("the token {name:?}, which is not in the byte-level alphabet"))
                 })?;
                 tokens.set(*id, &bytes, name)?;
             }
         }
     }
 
-    let ids: hashbrown::HashMap<&str, u64> = file
-        .model
-        .vocab
-        .0
-        .iter()
-        .map(|(name, id)| (name.as_str(), *id))
-        .collect();
+    let ids: hashbrown::HashMap<&str, u64> =
+        file.model.vocab.0.iter().map(|(name, id)| (name.as_str(), *id)).collect();
     let id_of = |name: &str| {
         let id = ids.get(name).and_then(|&id| u32::try_from(id).ok());
         id.ok_or_else(|| Error::Format(format!("a merge uses {name:?}, which is not in the vocabulary")))
@@ -127,13 +114,7 @@ pub(crate) fn from_json(json: &str) -> Result<Bpe> {
         merges.push((id_of(left)?, id_of(right)?));
     }
     let tokens = tokens.tokens;
-    Bpe::new(Parts {
-        pattern,
-        specials,
-        tokens,
-        merges,
-        ignore_merges: file.model.ignore_merges,
-    })
+    Bpe::new(Parts { pattern, specials, tokens, merges, ignore_merges: file.model.ignore_merges })
 }
 
 /// Tokens by id, which grows as ids come but not beyond what the number of tokens in the file justifies.
@@ -144,10 +125,7 @@ struct TokenTable {
 
 impl TokenTable {
     fn for_vocabulary(n_tokens: usize) -> Self {
-        Self {
-            tokens: Vec::with_capacity(n_tokens),
-            max_len: 2 * n_tokens as u64,
-        }
+        Self { tokens: Vec::with_capacity(n_tokens), max_len: 2 * n_tokens as u64 }
     }
 
     fn set(&mut self, id: u64, bytes: &[u8], name: &str) -> Result<()> {
@@ -161,9 +139,7 @@ impl TokenTable {
             self.tokens.resize(idx + 1, None);
         }
         if self.tokens[idx].is_some() {
-            return Err(Error::Format(format!(
-                "token {name:?} has the id {id} of another token"
-            )));
+            return Err(Error::Format(format!("token {name:?} has the id {id} of another token")));
         }
         self.tokens[idx] = Some(bytes.into());
         Ok(())
@@ -194,20 +170,16 @@ struct File {
 impl File {
     /// The pattern, if nothing in the file around the model changes ids in a way that is not supported.
     fn supported_pattern(&self) -> Result<Pattern> {
-        for (name, part) in [
-            ("truncation", &self.truncation),
-            ("padding", &self.padding),
-            ("normalizer", &self.normalizer),
-        ] {
+        for (name, part) in
+            [("truncation", &self.truncation), ("padding", &self.padding), ("normalizer", &self.normalizer)]
+        {
             if let Some(part) = part {
                 return Err(unsupported(name, part));
             }
         }
-        // A ByteLevel post-processor moves offsets only, and the decoder of byte-level tokens is always the same.
-        for (name, part) in [
-            ("post_processor", &self.post_processor),
-            ("decoder", &self.decoder),
-        ] {
+        // A ByteLevel post-processor moves offsets only, and the decoder of byte-level tokens is always the
+        // same.
+        for (name, part) in [("post_processor", &self.post_processor), ("decoder", &self.decoder)] {
             if let Some(part) = part
                 && type_of(part) != Some("ByteLevel")
             {
@@ -215,9 +187,7 @@ impl File {
             }
         }
         let steps = match type_of(&self.pre_tokenizer) {
-            Some("Sequence") => self.pre_tokenizer["pretokenizers"]
-                .as_array()
-                .map_or(&[][..], Vec::as_slice),
+            Some("Sequence") => self.pre_tokenizer["pretokenizers"].as_array().map_or(&[][..], Vec::as_slice),
             _ => std::slice::from_ref(&self.pre_tokenizer),
         };
         match steps {
@@ -250,10 +220,7 @@ fn split_regex(step: &Value) -> Option<Pattern> {
     let isolated = type_of(step) == Some("Split")
         && step["behavior"] == json!("Isolated")
         && step.get("invert").unwrap_or(&json!(false)) == &json!(false);
-    isolated
-        .then(|| step["pattern"]["Regex"].as_str())
-        .flatten()
-        .map(Pattern::from_regex)
+    isolated.then(|| step["pattern"]["Regex"].as_str()).flatten().map(Pattern::from_regex)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -296,10 +263,7 @@ impl AddedToken {
             (!self.special, "non-special"),
         ] {
             if set {
-                return Err(Error::Unsupported(format!(
-                    "the {name} added token {:?}",
-                    self.content
-                )));
+                return Err(Error::Unsupported(format!("the {name} added token {:?}", self.content)));
             }
         }
         Ok((self.content.clone(), self.id))
@@ -358,14 +322,9 @@ impl Merge {
         match self {
             Self::Pair(left, right) => Ok((left, right)),
             Self::Joined(text) => {
-                let bad = || {
-                    Error::Format(format!(
-                        "the merge {text:?} is not two tokens with a space between"
-                    ))
-                };
-                text.split_once(' ')
-                    .filter(|(_, right)| !right.contains(' '))
-                    .ok_or_else(bad)
+                let bad =
+                    || Error::Format(format!("the merge {text:?} is not two tokens with a space between"));
+                text.split_once(' ').filter(|(_, right)| !right.contains(' ')).ok_or_else(bad)
             }
         }
     }

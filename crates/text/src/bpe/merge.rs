@@ -1,7 +1,8 @@
-//! Merging the bytes of one piece into tokens: the adjacent pair of lowest rank first, of equals the leftmost.
+//! Merging the bytes of one piece into tokens: the adjacent pair of lowest rank first, of equals the
+//! leftmost.
 //!
-//! Short pieces repeat a scan for the lowest rank, which costs the square of their length but needs no structure. Long
-//! ones keep a heap of the pairs, so that a megabyte without a space costs n log n.
+//! Short pieces repeat a scan for the lowest rank, which costs the square of their length but needs no
+//! structure. Long ones keep a heap of the pairs, so that a megabyte without a space costs n log n.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -41,13 +42,9 @@ impl MergeTable {
         }
         let bytes_of = |id: u32, rank: u32| {
             let bytes = tokens.get(id as usize).and_then(Option::as_deref);
-            bytes
-                .filter(|&bytes| ordinary.get(bytes) == Some(&id))
-                .ok_or_else(|| {
-                    Error::Format(format!(
-                        "merge {rank} joins token {id}, which is missing or special"
-                    ))
-                })
+            bytes.filter(|&bytes| ordinary.get(bytes) == Some(&id)).ok_or_else(|| {
+                Error::Format(format!("merge {rank} joins token {id}, which is missing or special"))
+            })
         };
         let mut table = HashMap::with_capacity(merges.len());
         let mut joined = Vec::new();
@@ -62,24 +59,15 @@ impl MergeTable {
                 ))
             })?;
             if table.insert((left, right), Merge { rank, result }).is_some() {
-                return Err(Error::Format(format!(
-                    "merge {rank} of tokens {left} and {right} occurs twice"
-                )));
+                return Err(Error::Format(format!("merge {rank} of tokens {left} and {right} occurs twice")));
             }
         }
-        Ok(Self {
-            byte_ids,
-            merges: table,
-        })
+        Ok(Self { byte_ids, merges: table })
     }
 
     /// Appends the tokens of one piece.
     pub(crate) fn encode_piece(&self, piece: &[u8], out: &mut Vec<u32>) {
-        if piece.len() <= MAX_SCANNED_BYTES {
-            self.scan(piece, out)
-        } else {
-            self.merge_by_heap(piece, out)
-        }
+        if piece.len() <= MAX_SCANNED_BYTES { self.scan(piece, out) } else { self.merge_by_heap(piece, out) }
     }
 
     fn scan(&self, piece: &[u8], out: &mut Vec<u32>) {
@@ -133,7 +121,8 @@ impl MergeTable {
 /// Symbols of a piece in a doubly linked list over the positions of its bytes.
 struct Chain {
     symbols: Vec<u32>,
-    /// Position of the next symbol; the length for the last one; [`GONE`] for a symbol merged into its predecessor.
+    /// Position of the next symbol; the length for the last one; [`GONE`] for a symbol merged into its
+    /// predecessor.
     next: Vec<usize>,
     /// Position of the previous symbol; [`GONE`] for the first.
     previous: Vec<usize>,
@@ -146,11 +135,7 @@ impl Chain {
         let symbols: Vec<u32> = symbols.collect();
         let next = (1..=symbols.len()).collect();
         let previous = (0..symbols.len()).map(|at| at.wrapping_sub(1)).collect();
-        Self {
-            symbols,
-            next,
-            previous,
-        }
+        Self { symbols, next, previous }
     }
 
     fn pair_at(&self, at: usize) -> Option<(u32, u32)> {
@@ -196,11 +181,7 @@ mod tests {
         for &(left, right, left_is_new, right_is_new) in pairs {
             let pick = |value: u8, is_new: bool| {
                 let n_new = tokens.len() - 256;
-                if is_new && n_new > 0 {
-                    256 + usize::from(value) % n_new
-                } else {
-                    usize::from(value % 3)
-                }
+                if is_new && n_new > 0 { 256 + usize::from(value) % n_new } else { usize::from(value % 3) }
             };
             let (left, right) = (pick(left, left_is_new), pick(right, right_is_new));
             let joined = [tokens[left].clone().unwrap(), tokens[right].clone().unwrap()].concat();
@@ -219,11 +200,7 @@ mod tests {
     #[test]
     fn heap_and_scan_give_the_same_tokens() {
         let mut runner = TestRunner::new_with_rng(
-            Config {
-                cases: 500,
-                failure_persistence: None,
-                ..Config::default()
-            },
+            Config { cases: 500, failure_persistence: None, ..Config::default() },
             TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]),
         );
         let pairs = prop::collection::vec(any::<(u8, u8, bool, bool)>(), 0..40);

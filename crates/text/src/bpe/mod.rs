@@ -3,6 +3,7 @@
 pub(crate) mod json;
 mod merge;
 pub(crate) mod train;
+mod vocabulary;
 
 use hashbrown::HashMap;
 
@@ -41,28 +42,15 @@ pub(crate) struct Parts {
 const MAX_CACHED_PIECES: usize = 1 << 16;
 
 impl Bpe {
-    /// Checks the parts: every byte and every result of a merge must be an ordinary token, no merge may occur twice.
+    /// Checks the parts: every byte and every result of a merge must be an ordinary token, no merge may occur
+    /// twice.
     pub(crate) fn new(parts: Parts) -> Result<Self> {
-        let Parts {
-            pattern,
-            specials,
-            tokens,
-            merges,
-            ignore_merges,
-        } = parts;
+        let Parts { pattern, specials, tokens, merges, ignore_merges } = parts;
         let ordinary = ids_of_ordinary_tokens(&tokens, &specials)?;
         let table = MergeTable::new(&tokens, &ordinary, &merges)?;
         let whole_pieces = if ignore_merges { ordinary } else { HashMap::new() };
         let splitter = Splitter::new(&pattern)?;
-        Ok(Self {
-            splitter,
-            specials,
-            tokens,
-            merges,
-            table,
-            whole_pieces,
-            ignore_merges,
-        })
+        Ok(Self { splitter, specials, tokens, merges, table, whole_pieces, ignore_merges })
     }
 
     pub(crate) fn specials(&self) -> &Specials {
@@ -102,20 +90,14 @@ fn ids_of_ordinary_tokens(
     let mut ids = HashMap::with_capacity(tokens.len());
     for (token, id) in tokens.iter().zip(0..) {
         let Some(bytes) = token else { continue };
-        if specials
-            .as_slice()
-            .binary_search_by_key(&id, |&(_, id)| id)
-            .is_ok()
-        {
+        if specials.as_slice().binary_search_by_key(&id, |&(_, id)| id).is_ok() {
             continue;
         }
         if bytes.is_empty() {
             return Err(Error::Format(format!("token {id} is empty")));
         }
         if let Some(first) = ids.insert(bytes.clone(), id) {
-            return Err(Error::Format(format!(
-                "tokens {first} and {id} are the same bytes"
-            )));
+            return Err(Error::Format(format!("tokens {first} and {id} are the same bytes")));
         }
     }
     Ok(ids)

@@ -1,22 +1,22 @@
 //! Exact BPE training on the distinct pieces of a corpus.
 //!
-//! Every distinct piece starts as its bytes. The pair of adjacent symbols with the highest count, ties broken by a fixed
-//! rule, becomes a new token everywhere, and so on until the vocabulary is full. Three structures make that cheap: the
-//! count of each pair; for each pair the pieces that may hold it, so that a merge visits only those; and a heap of
-//! candidates that is corrected lazily, since a pair's count only falls between being pushed and being popped.
+//! Every distinct piece starts as its bytes. The pair of adjacent symbols with the highest count, ties broken
+//! by a fixed rule, becomes a new token everywhere, and so on until the vocabulary is full. Three structures
+//! make that cheap: the count of each pair; for each pair the pieces that may hold it, so that a merge visits
+//! only those; and a heap of candidates that is corrected lazily, since a pair's count only falls between
+//! being pushed and being popped.
 //!
-//! Ids are those of Hugging Face's trainer: special tokens, the 256 bytes in the order of their printable characters,
-//! then one id a merge. One deviation: a merge that would spell a special token is never made, where theirs would let
-//! ordinary text produce the special token's id.
+//! Ids are those of Hugging Face's trainer: special tokens, the 256 bytes in the order of their printable
+//! characters, then one id a merge. One deviation: a merge that would spell a special token is never made,
+//! where theirs would let ordinary text produce the special token's id.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Ordering;
 use std::collections::BinaryHeap;
-use std::rc::Rc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
+use super::vocabulary::{Pair, TieKey, Vocabulary};
 use super::{Bpe, Parts};
-use crate::byte_level::{ByteLevel, bytes_in_alphabet_order};
 use crate::pattern::Pattern;
 use crate::special::Specials;
 use crate::{Error, PieceCounts, Progress, Result, Tokenizer};
@@ -40,7 +40,8 @@ pub struct BpeOptions {
     pub vocab_size: usize,
     /// The pattern that the counts were made with.
     pub pattern: Pattern,
-    /// Special tokens, which get the first ids in this order; the counts must have been made with the same ones.
+    /// Special tokens, which get the first ids in this order; the counts must have been made with the same
+    /// ones.
     pub special: Vec<String>,
     /// The order of pairs with equal counts.
     pub ties: Ties,
@@ -122,24 +123,11 @@ pub fn train_bpe(
         distinct_pieces: counts.distinct(),
         total_pieces: counts.total(),
     };
-    let tokens = training
-        .vocabulary
-        .tokens
-        .iter()
-        .map(|token| Some((**token).into()))
-        .collect();
+    let tokens = training.vocabulary.tokens.iter().map(|token| Some((**token).into())).collect();
     let pattern = options.pattern.clone();
-    let bpe = Bpe::new(Parts {
-        pattern,
-        specials,
-        tokens,
-        merges,
-        ignore_merges: false,
-    })?;
+    let bpe = Bpe::new(Parts { pattern, specials, tokens, merges, ignore_merges: false })?;
     Ok((Tokenizer::from_bpe(bpe), report))
 }
-
-type Pair = (u32, u32);
 
 struct Training {
     vocabulary: Vocabulary,
@@ -169,10 +157,8 @@ impl Training {
             candidates: BinaryHeap::new(),
         };
         for (bytes, count) in counts.sorted() {
-            let symbols: Vec<u32> = bytes
-                .iter()
-                .map(|&b| training.vocabulary.byte_ids[usize::from(b)])
-                .collect();
+            let symbols: Vec<u32> =
+                bytes.iter().map(|&b| training.vocabulary.byte_ids[usize::from(b)]).collect();
             for pair in symbols.windows(2).map(|window| (window[0], window[1])) {
                 training.add_occurrences(pair, count)?;
             }
@@ -234,9 +220,8 @@ impl Training {
 
     fn add_occurrences(&mut self, pair: Pair, amount: u64) -> Result<()> {
         let count = self.pair_counts.entry(pair).or_insert(0);
-        *count = count
-            .checked_add(amount)
-            .ok_or_else(|| Error::CountOverflow(format!("the pair {pair:?}")))?;
+        *count =
+            count.checked_add(amount).ok_or_else(|| Error::CountOverflow(format!("the pair {pair:?}")))?;
         Ok(())
     }
 
@@ -295,18 +280,9 @@ struct Candidate {
     pair: Pair,
 }
 
-/// Orders pairs of equal count; the greatest wins. Keys of one training are all of one kind.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum TieKey {
-    SmallestRanks(Reverse<(u32, u32)>),
-    GreatestBytes(Rc<[u8]>, Rc<[u8]>),
-}
-
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.count
-            .cmp(&other.count)
-            .then_with(|| self.tie.cmp(&other.tie))
+        self.count.cmp(&other.count).then_with(|| self.tie.cmp(&other.tie))
     }
 }
 
@@ -323,102 +299,6 @@ impl PartialEq for Candidate {
 }
 
 impl Eq for Candidate {}
-
-/// The tokens so far.
-struct Vocabulary {
-    /// By id: special tokens, bytes, merges.
-    tokens: Vec<Rc<[u8]>>,
-    ids: HashMap<Rc<[u8]>, u32>,
-    byte_ids: [u32; 256],
-    /// What no merge may spell, because a tokenizer.json could not tell it from a special token.
-    reserved: HashSet<Vec<u8>>,
-    max_token_length: usize,
-}
-
-impl Vocabulary {
-    fn new(options: &BpeOptions) -> Result<Self> {
-        let alphabet = ByteLevel::new();
-        let reserved: HashSet<_> = options
-            .special
-            .iter()
-            .filter_map(|text| alphabet.parse(text))
-            .collect();
-        if let Some(text) = options
-            .special
-            .iter()
-            .find(|text| alphabet.parse(text).is_some_and(|b| b.len() == 1))
-        {
-            return Err(Error::BadSpecial {
-                text: text.clone(),
-                problem: "is also the name of a single byte",
-            });
-        }
-        let n_special = options.special.len() as u32;
-        let mut tokens: Vec<Rc<[u8]>> = options
-            .special
-            .iter()
-            .map(|text| text.as_bytes().into())
-            .collect();
-        let mut ids = HashMap::new();
-        let mut byte_ids = [0; 256];
-        for (byte, id) in bytes_in_alphabet_order().into_iter().zip(n_special..) {
-            byte_ids[usize::from(byte)] = id;
-            let token: Rc<[u8]> = [byte].into();
-            tokens.push(Rc::clone(&token));
-            ids.insert(token, id);
-        }
-        let max_token_length = options.max_token_length.unwrap_or(usize::MAX);
-        Ok(Self {
-            tokens,
-            ids,
-            byte_ids,
-            reserved,
-            max_token_length,
-        })
-    }
-
-    fn bytes(&self, (left, right): Pair) -> (&Rc<[u8]>, &Rc<[u8]>) {
-        (&self.tokens[left as usize], &self.tokens[right as usize])
-    }
-
-    fn joined(&self, pair: Pair) -> Vec<u8> {
-        let (left, right) = self.bytes(pair);
-        [&**left, &**right].concat()
-    }
-
-    fn allows(&self, pair: Pair) -> bool {
-        let (left, right) = self.bytes(pair);
-        left.len() + right.len() <= self.max_token_length
-            && (self.reserved.is_empty() || !self.reserved.contains(&self.joined(pair)))
-    }
-
-    /// The token that the pair becomes: a new one, or the one that has these bytes already.
-    fn token_of(&mut self, pair: Pair) -> u32 {
-        let token: Rc<[u8]> = self.joined(pair).into();
-        let next_id = self.tokens.len() as u32;
-        let id = *self.ids.entry(Rc::clone(&token)).or_insert(next_id);
-        if id == next_id {
-            self.tokens.push(token);
-        }
-        id
-    }
-
-    fn tie_key(&self, (left, right): Pair, ties: Ties) -> TieKey {
-        let raw_rank = |id: u32| match &*self.tokens[id as usize] {
-            // Merges have higher ids than bytes, and keep their order among themselves.
-            [byte] => u32::from(*byte),
-            _ => id.saturating_add(256),
-        };
-        match ties {
-            Ties::Hf => TieKey::SmallestRanks(Reverse((left, right))),
-            Ties::Raw => TieKey::SmallestRanks(Reverse((raw_rank(left), raw_rank(right)))),
-            Ties::Bytes => {
-                let (left, right) = self.bytes((left, right));
-                TieKey::GreatestBytes(Rc::clone(left), Rc::clone(right))
-            }
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -442,13 +322,10 @@ mod tests {
 
     #[test]
     fn tie_rules_differ_where_they_should() {
-        // All pairs occur once. "!" precedes NUL in the printable alphabet; as bytes it is the other way round.
+        // All pairs occur once. "!" precedes NUL in the printable alphabet; as bytes it is the other way
+        // round.
         let check = |ties, expected: &str| {
-            let options = BpeOptions {
-                ties,
-                pattern: Pattern::Gpt2,
-                ..BpeOptions::new(257)
-            };
+            let options = BpeOptions { ties, pattern: Pattern::Gpt2, ..BpeOptions::new(257) };
             assert_eq!(tokens("!~\0#", &options), [expected], "{ties:?}");
         };
         check(Ties::Hf, "!~");
@@ -464,15 +341,7 @@ mod tests {
     #[test]
     fn training_ends_early_when_no_pair_is_left() {
         let (_, report) = train_bpe(&counts("abc abc", &[]), &BpeOptions::new(9999), &Silent).unwrap();
-        assert_eq!(
-            report,
-            TrainReport {
-                merges: 3,
-                ended_early: true,
-                distinct_pieces: 2,
-                total_pieces: 2
-            }
-        );
+        assert_eq!(report, TrainReport { merges: 3, ended_early: true, distinct_pieces: 2, total_pieces: 2 });
     }
 
     #[test]
@@ -480,21 +349,12 @@ mod tests {
         let fails =
             |counts: &PieceCounts, options: BpeOptions| train_bpe(counts, &options, &Silent).unwrap_err();
         let special = vec!["<|x|>".to_owned()];
-        let small = BpeOptions {
-            special: special.clone(),
-            ..BpeOptions::new(256)
-        };
+        let small = BpeOptions { special: special.clone(), ..BpeOptions::new(256) };
         let error = fails(&counts("a", &special), small);
         assert!(error.to_string().ends_with("ask for at least 257"), "{error}");
         let error = fails(&counts("", &[]), BpeOptions::new(300));
         assert!(matches!(error, Error::EmptyCorpus(_)), "{error}");
-        let error = fails(
-            &counts("a", &[]),
-            BpeOptions {
-                pattern: Pattern::Cl100k,
-                ..BpeOptions::new(300)
-            },
-        );
+        let error = fails(&counts("a", &[]), BpeOptions { pattern: Pattern::Cl100k, ..BpeOptions::new(300) });
         assert!(matches!(error, Error::CountsDiffer { .. }), "{error}");
         for text in ["a", "Ġ", ""] {
             let special = vec![text.to_owned()];
@@ -502,13 +362,7 @@ mod tests {
             let error = match counts {
                 Ok(mut counts) => {
                     counts.add_document(b"bcd").unwrap();
-                    fails(
-                        &counts,
-                        BpeOptions {
-                            special,
-                            ..BpeOptions::new(300)
-                        },
-                    )
+                    fails(&counts, BpeOptions { special, ..BpeOptions::new(300) })
                 }
                 Err(error) => error,
             };
@@ -533,9 +387,6 @@ mod tests {
         }
         let heard = Heard::default();
         train_bpe(&counts("abc", &[]), &BpeOptions::new(258), &heard).unwrap();
-        assert_eq!(
-            heard.0.into_inner().unwrap(),
-            ["merge Some(2) merges", "1", "1", "finish"]
-        );
+        assert_eq!(heard.0.into_inner().unwrap(), ["merge Some(2) merges", "1", "1", "finish"]);
     }
 }
