@@ -1,4 +1,4 @@
-//! The vocabulary while it is being learnt: which token a pair becomes, whether it may, which pair goes first.
+//! The vocabulary in training: which token a pair becomes, whether it may, which pair goes first.
 
 use std::cmp::Reverse;
 use std::rc::Rc;
