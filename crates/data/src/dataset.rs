@@ -51,12 +51,7 @@ impl Dataset {
         let manifest = Manifest::load(dir)?;
         let train = open_split(dir, &manifest, Split::Train)?;
         let validation = open_split(dir, &manifest, Split::Validation)?;
-        Ok(Dataset {
-            dir: dir.to_path_buf(),
-            manifest,
-            train,
-            validation,
-        })
+        Ok(Dataset { dir: dir.to_path_buf(), manifest, train, validation })
     }
 
     /// What the data set says about itself.
@@ -149,12 +144,7 @@ impl TokenStream {
     pub fn read(&self, position: u64, out: &mut [u32]) -> Result<()> {
         let asked = out.len() as u64;
         if position.checked_add(asked).is_none_or(|end| end > self.tokens) {
-            return Err(Error::OutOfRange {
-                unit: "tokens",
-                asked,
-                position,
-                available: self.tokens,
-            });
+            return Err(Error::OutOfRange { unit: "tokens", asked, position, available: self.tokens });
         }
         let (shards, starts) = match &self.source {
             Source::Memory(tokens) => {
@@ -163,9 +153,7 @@ impl TokenStream {
             }
             Source::Shards { shards, starts } => (shards, starts),
         };
-        let mut shard_idx = starts
-            .partition_point(|&start| start <= position)
-            .saturating_sub(1);
+        let mut shard_idx = starts.partition_point(|&start| start <= position).saturating_sub(1);
         let (mut position, mut rest) = (position, out);
         while !rest.is_empty() {
             let inside = position - starts[shard_idx];
@@ -183,9 +171,7 @@ impl TokenStream {
     /// Fills `out` with the tokens from `position` on, going back to the first after the last.
     pub fn read_wrapped(&self, position: u64, out: &mut [u32]) -> Result<()> {
         if self.tokens == 0 {
-            return Err(Error::EmptySplit {
-                split: "wrapped".into(),
-            });
+            return Err(Error::EmptySplit { split: "wrapped".into() });
         }
         let (mut position, mut rest) = (position % self.tokens, out);
         while !rest.is_empty() {
@@ -224,11 +210,7 @@ fn open_split(dir: &Path, manifest: &Manifest, split: Split) -> Result<TokenStre
             && hex(&shard.hash()) == listed.blake3;
         if !agrees {
             let reason = "it is not the shard that the manifest lists".into();
-            return Err(Error::BadShard {
-                path: shard.path().to_path_buf(),
-                offset: 0,
-                reason,
-            });
+            return Err(Error::BadShard { path: shard.path().to_path_buf(), offset: 0, reason });
         }
         starts.push(position);
         position += header.tokens;
@@ -238,9 +220,72 @@ fn open_split(dir: &Path, manifest: &Manifest, split: Split) -> Result<TokenStre
         tokens: record.tokens,
         documents: record.documents,
         raw_bytes: record.raw_bytes,
-        source: Source::Shards {
-            shards: shards.into(),
-            starts: starts.into(),
-        },
+        source: Source::Shards { shards: shards.into(), starts: starts.into() },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{inputs, prepare_quietly};
+    use crate::{Class, PrepareOptions};
+
+    #[test]
+    fn reads_across_shards_equal_reads_in_one_piece() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        std::fs::write(&path, "the cat sat on the mat and the dog sat on the log ".repeat(40)).unwrap();
+        let stream = |shard_tokens: u64| {
+            let out = folder.path().join(format!("out-{shard_tokens}"));
+            let options = PrepareOptions { validation: 0.0, shard_tokens, threads: 1 };
+            prepare_quietly(&inputs(&[&path]), &out, &options).unwrap();
+            Dataset::open(&out).unwrap().split(Split::Train).clone()
+        };
+        let (whole, cut) = (stream(1 << 20), stream(7));
+        assert!(cut.tokens() > 100 && whole.tokens() == cut.tokens());
+        let mut expected = vec![0; whole.tokens() as usize];
+        whole.read(0, &mut expected).unwrap();
+        for start in 0..expected.len() {
+            for length in [0, 1, 6, 7, 8, 30] {
+                let length = length.min(expected.len() - start);
+                let mut out = vec![0; length];
+                cut.read(start as u64, &mut out).unwrap();
+                assert_eq!(out, expected[start..start + length]);
+                cut.read_wrapped((start + expected.len()) as u64, &mut out).unwrap();
+                assert_eq!(out, expected[start..start + length]);
+            }
+        }
+        let mut twice = vec![0; 2 * expected.len()];
+        cut.read_wrapped(0, &mut twice).unwrap();
+        assert_eq!(twice, [&expected[..], &expected[..]].concat());
+        for position in [cut.tokens(), u64::MAX] {
+            assert_eq!(cut.read(position, &mut [0]).unwrap_err().class(), Class::BadSetting);
+        }
+    }
+
+    #[test]
+    fn threads_read_one_stream_at_once() {
+        let tokens: Vec<u32> = (0..250).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.shard");
+        let mut writer = crate::shard::ShardWriter::create(&path, [0; 32], 250).unwrap();
+        for _ in 0..400 {
+            writer.push(&tokens).unwrap();
+        }
+        writer.finish().unwrap();
+        let shard = Shard::open(&path).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let shard = &shard;
+                scope.spawn(move || {
+                    let mut out = [0; 250];
+                    for i in 0..399 {
+                        let position = (i * 37 + thread * 91) % 399 * 250;
+                        shard.read(position, &mut out).unwrap();
+                        assert!(out.iter().copied().eq(0..250));
+                    }
+                });
+            }
+        });
+    }
 }

@@ -229,17 +229,11 @@ impl Error {
 
     /// Makes the error of a failed read, to be used with `map_err`.
     pub(crate) fn read(path: &Path) -> impl FnOnce(io::Error) -> Error + '_ {
-        move |source| Error::Read {
-            path: path.to_path_buf(),
-            source,
-        }
+        move |source| Error::Read { path: path.to_path_buf(), source }
     }
 
     /// Makes the error of a failed write, to be used with `map_err`.
     pub(crate) fn write(path: &Path) -> impl FnOnce(io::Error) -> Error + '_ {
-        move |source| Error::Write {
-            path: path.to_path_buf(),
-            source,
-        }
+        move |source| Error::Write { path: path.to_path_buf(), source }
     }
 }

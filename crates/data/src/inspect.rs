@@ -30,11 +30,7 @@ pub struct VerifyReport {
 pub fn verify(dir: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let dataset = Dataset::open(dir)?;
     let shards = || Split::ALL.into_iter().flat_map(|split| dataset.shards(split));
-    progress.start(
-        "verify",
-        Some(shards().map(|shard| shard.file_bytes()).sum()),
-        "bytes",
-    );
+    progress.start("verify", Some(shards().map(|shard| shard.file_bytes()).sum()), "bytes");
     let mut report = VerifyReport::default();
     let result = shards().try_for_each(|shard| {
         let header = shard.header();
@@ -75,46 +71,44 @@ pub struct TokenSample {
 /// Says what a data set holds, with a few samples; always the same ones of the same data.
 pub fn inspect(dir: &Path) -> Result<Summary> {
     let dataset = Dataset::open(dir)?;
+    let shards = Split::ALL.into_iter().flat_map(|split| dataset.shards(split));
+    let bytes = shards.map(|shard| shard.file_bytes()).sum();
     let mut samples = Vec::new();
-    let mut bytes = 0;
     for split in Split::ALL {
-        let mut start = 0;
-        let shards = dataset.shards(split);
-        for (shard_idx, shard) in shards.iter().enumerate() {
-            bytes += shard.file_bytes();
-            let header = shard.header();
-            // The samples are spread over the shards: so many in this one.
-            let share = |idx: usize| SAMPLES_PER_SPLIT * idx / shards.len();
-            for sample_idx in share(shard_idx)..share(shard_idx + 1) {
-                let mut tokens = vec![0; SAMPLE_TOKENS];
-                let mut ends = [0, header.tokens];
-                if header.documents > 0 {
-                    let document = below(hash(&[sample_idx as u64, shard_idx as u64]), header.documents);
-                    let known = if document + 1 < header.documents { 2 } else { 1 };
-                    shard.document_offsets(document, &mut ends[..known])?;
-                }
-                let [first, end] = ends;
-                tokens.truncate(usize::try_from(end - first).unwrap_or(usize::MAX));
-                shard.read(first, &mut tokens)?;
-                samples.push(TokenSample {
-                    split,
-                    position: start + first,
-                    tokens,
-                });
-            }
-            start += header.tokens;
+        let documents = dataset.split(split).documents();
+        let mut chosen: Vec<u64> = (0..SAMPLES_PER_SPLIT).map(|i| below(hash(&[i]), documents)).collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        for document_idx in chosen {
+            samples.extend(document_start(&dataset, split, document_idx)?);
         }
     }
-    samples.dedup();
-    Ok(Summary {
-        manifest: dataset.manifest().clone(),
-        bytes,
-        samples,
-    })
+    Ok(Summary { manifest: dataset.manifest().clone(), bytes, samples })
 }
 
-const SAMPLES_PER_SPLIT: usize = 3;
-const SAMPLE_TOKENS: usize = 64;
+/// The beginning of a document, as far as it lies in the shard where it starts.
+fn document_start(dataset: &Dataset, split: Split, document_idx: u64) -> Result<Option<TokenSample>> {
+    let mut documents_before = 0;
+    let mut tokens_before = 0;
+    for shard in dataset.shards(split) {
+        let header = shard.header();
+        let inside = document_idx - documents_before;
+        if inside < header.documents {
+            let mut ends = [0, header.tokens];
+            let known = if inside + 1 < header.documents { 2 } else { 1 };
+            shard.document_offsets(inside, &mut ends[..known])?;
+            let mut tokens = vec![0; ends[1].saturating_sub(ends[0]).min(SAMPLE_TOKENS) as usize];
+            shard.read(ends[0], &mut tokens)?;
+            return Ok(Some(TokenSample { split, position: tokens_before + ends[0], tokens }));
+        }
+        documents_before += header.documents;
+        tokens_before += header.tokens;
+    }
+    Ok(None)
+}
+
+const SAMPLES_PER_SPLIT: u64 = 3;
+const SAMPLE_TOKENS: u64 = 64;
 
 #[cfg(test)]
 mod tests;

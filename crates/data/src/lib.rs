@@ -74,7 +74,7 @@ pub use dataset::{Dataset, Split, TokenStream};
 pub use documents::{BadUtf8, Document, Documents, InputOptions, Inputs};
 pub use error::{Class, Error, Result};
 pub use inspect::{Summary, TokenSample, VerifyReport, inspect, verify};
-pub use ironmill_text::{Progress, Silent};
+pub use ironmill_text::{Progress, Silent, durable};
 pub use loader::Loader;
 pub use manifest::Manifest;
 pub use order::{Order, Sampler};

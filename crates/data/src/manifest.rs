@@ -114,13 +114,8 @@ impl Manifest {
     pub fn load(dir: &Path) -> Result<Manifest> {
         let path = dir.join(MANIFEST_NAME);
         let bytes = fs::read(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => Error::NotADataset {
-                path: dir.to_path_buf(),
-            },
-            _ => Error::Read {
-                path: path.clone(),
-                source,
-            },
+            std::io::ErrorKind::NotFound => Error::NotADataset { path: dir.to_path_buf() },
+            _ => Error::Read { path: path.clone(), source },
         })?;
         parse(&bytes).map_err(|reason| Error::BadManifest { path, reason })
     }
@@ -128,26 +123,16 @@ impl Manifest {
     /// Writes the manifest into a folder, aside, synced and renamed.
     pub fn save(&self, dir: &Path) -> Result<()> {
         let path = dir.join(MANIFEST_NAME);
-        let bytes = to_bytes(self).map_err(|error| Error::BadManifest {
-            path: path.clone(),
-            reason: error.to_string(),
-        })?;
+        let bytes = to_bytes(self)
+            .map_err(|error| Error::BadManifest { path: path.clone(), reason: error.to_string() })?;
         durable::write(&path, &bytes).map_err(Error::write(&path))
     }
 
     /// The hash of everything that decides what preparing gives: inputs, settings and tokenizer.
     pub(crate) fn fingerprint_of_work(&self) -> Result<String> {
-        let work = (
-            self.version,
-            &self.tokenizer_hash,
-            self.vocab_size,
-            &self.settings,
-            &self.inputs,
-        );
-        let json = serde_json::to_vec(&work).map_err(|error| Error::BadManifest {
-            path: MANIFEST_NAME.into(),
-            reason: error.to_string(),
-        })?;
+        let work = (self.version, &self.tokenizer_hash, self.vocab_size, &self.settings, &self.inputs);
+        let json = serde_json::to_vec(&work)
+            .map_err(|error| Error::BadManifest { path: MANIFEST_NAME.into(), reason: error.to_string() })?;
         Ok(blake3::hash(&json).to_hex().to_string())
     }
 
@@ -223,10 +208,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<Manifest, String> {
 /// The counts of a split must be those of its shards, and its files must lie in the folder itself.
 fn check_split(split: &SplitRecord) -> std::result::Result<(), String> {
     let sum = |count: fn(&ShardRecord) -> u64| {
-        split
-            .shards
-            .iter()
-            .try_fold(0u64, |sum, shard| sum.checked_add(count(shard)))
+        split.shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(count(shard)))
     };
     if sum(|shard| shard.tokens) != Some(split.tokens)
         || sum(|shard| shard.documents) != Some(split.documents)
@@ -234,15 +216,8 @@ fn check_split(split: &SplitRecord) -> std::result::Result<(), String> {
     {
         return Err("the counts of a split are not the sums of its shards".into());
     }
-    match split
-        .shards
-        .iter()
-        .find(|shard| Path::new(&shard.file).file_name() != Some(shard.file.as_ref()))
-    {
-        Some(shard) => Err(format!(
-            "shard {} does not lie in the folder of the manifest",
-            shard.file
-        )),
+    match split.shards.iter().find(|shard| Path::new(&shard.file).file_name() != Some(shard.file.as_ref())) {
+        Some(shard) => Err(format!("shard {} does not lie in the folder of the manifest", shard.file)),
         None => Ok(()),
     }
 }

@@ -20,9 +20,8 @@ pub fn parse_size(text: &str) -> Result<u64> {
         advice: "write a number with an optional suffix, such as 20MB, 4GiB or 100M".into(),
     };
     let trimmed = text.trim();
-    let digits_end = trimmed
-        .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
-        .unwrap_or(trimmed.len());
+    let digits_end =
+        trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(trimmed.len());
     let (number, suffix) = trimmed.split_at(digits_end);
     let unit: u64 = match suffix.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -42,11 +41,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
         return Err(bad());
     }
     let parse = |digits: &str| {
-        if digits.is_empty() {
-            Ok(0)
-        } else {
-            digits.parse::<u64>().map_err(|_| bad())
-        }
+        if digits.is_empty() { Ok(0) } else { digits.parse::<u64>().map_err(|_| bad()) }
     };
     let whole = parse(whole)?.checked_mul(unit).ok_or_else(bad)?;
     let scale = 10u128.pow(fraction.len() as u32);
@@ -78,17 +73,9 @@ mod tests {
 
     #[test]
     fn nonsense_sizes_are_refused_with_advice() {
-        for text in [
-            "",
-            "MB",
-            ".",
-            "-1",
-            "1.2.3",
-            "12 apples",
-            "1e6",
-            "18446744073709551616",
-            "99999999999TiB",
-        ] {
+        for text in
+            ["", "MB", ".", "-1", "1.2.3", "12 apples", "1e6", "18446744073709551616", "99999999999TiB"]
+        {
             let error = parse_size(text).unwrap_err();
             assert_eq!(error.class(), crate::Class::BadSetting, "{text}");
             assert!(error.to_string().contains("20MB"), "{text}");

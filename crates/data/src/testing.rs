@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use ironmill_text::{BpeOptions, Pattern, PieceCounts, Silent, Tokenizer, train_bpe};
 
-use crate::{Inputs, InputOptions, PrepareOptions, Prepared, Result, prepare};
+use crate::{InputOptions, Inputs, PrepareOptions, Prepared, Result, prepare};
 
 /// A small tokenizer with an end-of-text token.
 pub(crate) fn tokenizer() -> Tokenizer {

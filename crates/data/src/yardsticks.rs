@@ -47,31 +47,23 @@ pub fn ngram_yardsticks(
 ) -> Result<Yardsticks> {
     for (stream, split) in [(train, Split::Train), (validation, Split::Validation)] {
         if stream.is_empty() {
-            return Err(Error::EmptySplit {
-                split: split.name().into(),
-            });
+            return Err(Error::EmptySplit { split: split.name().into() });
         }
     }
     let mut counts = Counts::new(vocab_size);
-    let train_tokens = pairs(train, MAX_TRAIN_TOKENS, vocab_size, |previous, token| {
-        counts.add(previous, token)
-    })?;
+    let train_tokens =
+        pairs(train, MAX_TRAIN_TOKENS, vocab_size, |previous, token| counts.add(previous, token))?;
     let unigram = Discounted::new(&counts.tokens, vocab_size);
     let contexts = Discounted::new(&counts.distinct_before, vocab_size);
     let (mut unigram_nats, mut bigram_nats) = (0.0, 0.0);
-    let validation_tokens = pairs(
-        validation,
-        MAX_VALIDATION_TOKENS,
-        vocab_size,
-        |previous, token| {
-            let alone = unigram.probability(token);
-            unigram_nats -= alone.ln();
-            bigram_nats -= match previous {
-                Some(previous) => counts.bigram(previous, token, contexts.probability(token)).ln(),
-                None => alone.ln(),
-            };
-        },
-    )?;
+    let validation_tokens = pairs(validation, MAX_VALIDATION_TOKENS, vocab_size, |previous, token| {
+        let alone = unigram.probability(token);
+        unigram_nats -= alone.ln();
+        bigram_nats -= match previous {
+            Some(previous) => counts.bigram(previous, token, contexts.probability(token)).ln(),
+            None => alone.ln(),
+        };
+    })?;
     Ok(Yardsticks {
         uniform: (vocab_size as f64).ln(),
         unigram: unigram_nats / validation_tokens as f64,
@@ -155,10 +147,7 @@ impl Counts {
         if total == 0 {
             return back_off;
         }
-        let count = self
-            .pairs
-            .get(&(previous, token))
-            .map_or(0.0, |&count| f64::from(count));
+        let count = self.pairs.get(&(previous, token)).map_or(0.0, |&count| f64::from(count));
         let freed = DISCOUNT * self.distinct_after[previous as usize] as f64;
         ((count - DISCOUNT).max(0.0) + freed * back_off) / total as f64
     }
@@ -177,12 +166,7 @@ impl Discounted<'_> {
         let total: u64 = counts.iter().sum();
         let distinct = counts.iter().filter(|&&count| count > 0).count();
         let even = 1.0 / vocab_size as f64;
-        Discounted {
-            counts,
-            total: total as f64,
-            freed_each: DISCOUNT * distinct as f64 * even,
-            even,
-        }
+        Discounted { counts, total: total as f64, freed_each: DISCOUNT * distinct as f64 * even, even }
     }
 
     fn probability(&self, token: u32) -> f64 {
@@ -206,18 +190,14 @@ mod tests {
         let train = [0, 1, 2, 0, 1, 3, 3, 0, 1, 2, 2];
         let vocab_size = 6;
         let mut counts = Counts::new(vocab_size);
-        pairs(&stream(&train), u64::MAX, vocab_size, |previous, token| {
-            counts.add(previous, token)
-        })
-        .unwrap();
+        pairs(&stream(&train), u64::MAX, vocab_size, |previous, token| counts.add(previous, token)).unwrap();
         let unigram = Discounted::new(&counts.tokens, vocab_size);
         let contexts = Discounted::new(&counts.distinct_before, vocab_size);
         let sum: f64 = (0..6).map(|token| unigram.probability(token)).sum();
         assert!((sum - 1.0).abs() < 1e-12);
         for previous in 0..6 {
-            let sum: f64 = (0..6)
-                .map(|token| counts.bigram(previous, token, contexts.probability(token)))
-                .sum();
+            let sum: f64 =
+                (0..6).map(|token| counts.bigram(previous, token, contexts.probability(token))).sum();
             assert!((sum - 1.0).abs() < 1e-12, "after {previous}: {sum}");
         }
     }
@@ -237,14 +217,10 @@ mod tests {
 
     #[test]
     fn each_yardstick_is_lower_than_the_one_before_on_structured_text() {
-        let tokens: Vec<u32> = (0..20_000u64)
-            .map(|i| if i % 2 == 0 { 5 } else { (i * i / 7 % 40) as u32 })
-            .collect();
+        let tokens: Vec<u32> =
+            (0..20_000u64).map(|i| if i % 2 == 0 { 5 } else { (i * i / 7 % 40) as u32 }).collect();
         let found = ngram_yardsticks(&stream(&tokens[..18_000]), &stream(&tokens[18_000..]), 64).unwrap();
-        assert!(
-            found.bigram < found.unigram && found.unigram < found.uniform,
-            "{found:?}"
-        );
+        assert!(found.bigram < found.unigram && found.unigram < found.uniform, "{found:?}");
     }
 
     #[test]

@@ -114,23 +114,14 @@ impl Template {
                 parts.push(Part::Text(&rest[..start]));
             }
             let close = if rest[start..].starts_with('{') { '}' } else { ']' };
-            let Some(length) = rest[start..].find(close) else {
-                panic!("unclosed hole in: {text}")
-            };
+            let Some(length) = rest[start..].find(close) else { panic!("unclosed hole in: {text}") };
             let inside = &rest[start + 1..start + length];
             rest = &rest[start + length + 1..];
             if close == ']' {
-                parts.push(Part::Either(
-                    inside
-                        .split('|')
-                        .map(|side| Template::parse(side, list))
-                        .collect(),
-                ));
+                parts.push(Part::Either(inside.split('|').map(|side| Template::parse(side, list)).collect()));
                 continue;
             }
-            let Some(part) = hole(inside, list) else {
-                panic!("unknown hole {{{inside}}} in: {text}")
-            };
+            let Some(part) = hole(inside, list) else { panic!("unknown hole {{{inside}}} in: {text}") };
             if matches!(part, Part::Article(_)) {
                 // The article brings its own space, because its spelling waits for the next word.
                 rest = rest.strip_prefix(' ').unwrap_or(rest);
@@ -158,11 +149,7 @@ fn hole(inside: &'static str, list: &dyn Fn(&str) -> Option<ListId>) -> Option<P
         return Some(Part::Article(case));
     }
     if let Some((role, form)) = name.split_once('.') {
-        return Some(Part::Pronoun(
-            Role::from_name(role)?,
-            Form::from_name(form)?,
-            case,
-        ));
+        return Some(Part::Pronoun(Role::from_name(role)?, Form::from_name(form)?, case));
     }
     if let Some(form) = Form::from_name(&name) {
         return Some(Part::Pronoun(Role::Hero, form, case));
@@ -183,13 +170,7 @@ impl<'a> Teller<'a> {
     pub(super) fn new(world: &'a World, facts: &'a Facts, random: &'a mut Random) -> Self {
         // Most stories are shorter than this, so the text grows without moving.
         let story = String::with_capacity(1536);
-        Teller {
-            world,
-            facts,
-            random,
-            story,
-            waiting_article: None,
-        }
+        Teller { world, facts, random, story, waiting_article: None }
     }
 
     /// Adds one template, filled.
@@ -252,15 +233,10 @@ fn pronoun(gender: Gender, form: Form) -> &'static str {
 
 /// Whether "an" goes before this text. Spelling decides, but for words that sound otherwise.
 pub(super) fn takes_an(text: &str) -> bool {
-    let word = text
-        .split(|c: char| !c.is_alphabetic())
-        .next()
-        .unwrap_or(text)
-        .to_ascii_lowercase();
+    let word = text.split(|c: char| !c.is_alphabetic()).next().unwrap_or(text).to_ascii_lowercase();
     const SILENT_H: &[&str] = &["hour", "hourglass", "honest", "honour", "heir"];
-    const SOUNDS_LIKE_YOU_OR_ONE: &[&str] = &[
-        "one", "once", "unicycle", "uniform", "unicorn", "ukulele", "useful", "usual",
-    ];
+    const SOUNDS_LIKE_YOU_OR_ONE: &[&str] =
+        &["one", "once", "unicycle", "uniform", "unicorn", "ukulele", "useful", "usual"];
     if SILENT_H.contains(&word.as_str()) {
         return true;
     }
@@ -273,27 +249,10 @@ mod tests {
 
     #[test]
     fn the_article_follows_the_sound_of_the_next_word() {
-        for word in [
-            "apple",
-            "egg",
-            "honest",
-            "hourglass",
-            "old",
-            "umbrella",
-            "icy gate",
-            "honest-looking",
-        ] {
+        for word in ["apple", "egg", "honest", "hourglass", "old", "umbrella", "icy gate", "honest-looking"] {
             assert!(takes_an(word), "{word}");
         }
-        for word in [
-            "bear",
-            "ukulele",
-            "unicycle",
-            "house",
-            "one-eyed cat",
-            "yak",
-            "useful",
-        ] {
+        for word in ["bear", "ukulele", "unicycle", "house", "one-eyed cat", "yak", "useful"] {
             assert!(!takes_an(word), "{word}");
         }
     }

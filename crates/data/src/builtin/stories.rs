@@ -25,13 +25,7 @@ pub struct Stories {
 impl Stories {
     /// About `bytes` bytes of stories: the last one is the first to reach that size.
     pub fn new(seed: u64, bytes: u64) -> Stories {
-        Stories {
-            world: World::new(),
-            seed,
-            next_idx: 0,
-            told_bytes: 0,
-            wanted_bytes: bytes,
-        }
+        Stories { world: World::new(), seed, next_idx: 0, told_bytes: 0, wanted_bytes: bytes }
     }
 }
 
@@ -75,17 +69,12 @@ fn tell_story(world: &World, random: &mut Random) -> String {
 
     let mut teller = Teller::new(world, &facts, random);
     for beat in &plot.beats {
-        let applies = beat
-            .conditions
-            .iter()
-            .all(|&(condition, wanted)| holds(condition) == wanted);
+        let applies = beat.conditions.iter().all(|&(condition, wanted)| holds(condition) == wanted);
         if !applies || (beat.maybe && teller.random.coin()) {
             continue;
         }
         if !teller.story.is_empty() {
-            teller
-                .story
-                .push_str(if beat.starts_paragraph { "\n\n" } else { " " });
+            teller.story.push_str(if beat.starts_paragraph { "\n\n" } else { " " });
         }
         let line = teller.random.pick(&beat.lines);
         teller.tell(line);
@@ -102,11 +91,7 @@ fn draw_facts(
 ) -> Facts {
     let place = random.pick(&world.places);
     let block = random.pick(&place.blocks);
-    let need_idx = if is_rescue {
-        *random.pick(&world.stuck_needs)
-    } else {
-        block.need_idx
-    };
+    let need_idx = if is_rescue { *random.pick(&world.stuck_needs) } else { block.need_idx };
     let need = &world.needs[need_idx];
     let mut facts = Facts {
         words: [""; Fact::NAMED.len()],
@@ -146,16 +131,8 @@ fn draw_people(world: &World, random: &mut Random, facts: &mut Facts) {
         (Role::Rival, Fact::Rival),
         (Role::Helper, Fact::Helper),
     ] {
-        let gender = if random.coin() {
-            Gender::Female
-        } else {
-            Gender::Male
-        };
-        let list = world.words(if gender == Gender::Female {
-            people.female
-        } else {
-            people.male
-        });
+        let gender = if random.coin() { Gender::Female } else { Gender::Male };
+        let list = world.words(if gender == Gender::Female { people.female } else { people.male });
         let name = loop {
             let name = random.word(list);
             if !names.contains(&name) {
@@ -167,11 +144,7 @@ fn draw_people(world: &World, random: &mut Random, facts: &mut Facts) {
         facts.genders[role as usize] = gender;
     }
     for (fact, role) in [(Fact::Kind, Role::Hero), (Fact::NewKind, Role::Rival)] {
-        let child = if facts.genders[role as usize] == Gender::Female {
-            "girl"
-        } else {
-            "boy"
-        };
+        let child = if facts.genders[role as usize] == Gender::Female { "girl" } else { "boy" };
         let kind = match random.below(3) {
             0 => child,
             1 => random.word(world.words(people.beast)),
@@ -217,8 +190,7 @@ mod tests {
     }
 
     fn words(text: &str) -> impl Iterator<Item = &str> {
-        text.split(|c: char| !(c.is_alphabetic() || c == '\'' || c == '-'))
-            .filter(|word| !word.is_empty())
+        text.split(|c: char| !(c.is_alphabetic() || c == '\'' || c == '-')).filter(|word| !word.is_empty())
     }
 
     #[test]
@@ -238,10 +210,7 @@ mod tests {
     fn the_size_is_met_within_one_story() {
         for wanted in [0, 1, 1_000, 50_000, 1_000_000] {
             let told: usize = stories(1, wanted).iter().map(String::len).sum();
-            assert!(
-                (wanted..wanted + 3_000).contains(&(told as u64)),
-                "{told} for {wanted}"
-            );
+            assert!((wanted..wanted + 3_000).contains(&(told as u64)), "{told} for {wanted}");
         }
     }
 
@@ -266,14 +235,8 @@ mod tests {
     #[test]
     fn no_hole_is_left_open_and_every_story_ends() {
         for story in stories(2, 2_000_000) {
-            assert!(
-                !story.contains(['{', '}', '[', ']', '|', '~', '%', '*']),
-                "{story}"
-            );
-            assert!(
-                !story.contains("  ") && !story.contains(" ,") && !story.contains(" ."),
-                "{story}"
-            );
+            assert!(!story.contains(['{', '}', '[', ']', '|', '~', '%', '*']), "{story}");
+            assert!(!story.contains("  ") && !story.contains(" ,") && !story.contains(" ."), "{story}");
             assert!(story.ends_with(['.', '"', '!', '?']), "{story}");
             assert!(story.starts_with(char::is_uppercase), "{story}");
         }

@@ -140,10 +140,7 @@ impl World {
         let places = read_places(include_str!("places.txt"), &needs);
         let (mut shared, plots) = read_plots(include_str!("plots.txt"), &find);
         World {
-            plain_facts: PLAIN_FACTS
-                .iter()
-                .map(|&(fact, name)| (fact, list(name)))
-                .collect(),
+            plain_facts: PLAIN_FACTS.iter().map(|&(fact, name)| (fact, list(name))).collect(),
             people: People {
                 female: list("female"),
                 male: list("male"),
@@ -153,9 +150,7 @@ impl World {
                 elder_male: list("elder_male"),
             },
             traits: lines(include_str!("traits.txt")).map(read_trait).collect(),
-            stuck_needs: (0..needs.len())
-                .filter(|&idx| needs[idx].n_predicaments() > 0)
-                .collect(),
+            stuck_needs: (0..needs.len()).filter(|&idx| needs[idx].n_predicaments() > 0).collect(),
             meet: shared
                 .remove("meet")
                 .unwrap_or_default()
@@ -189,16 +184,8 @@ impl World {
 
 fn read_trait(line: &'static str) -> Trait {
     let fields: Vec<&'static str> = line.split('|').map(str::trim).collect();
-    let [name, worth, habit, deed, lesson] = fields[..] else {
-        panic!("a trait has five fields: {line}")
-    };
-    Trait {
-        name,
-        good: worth == "good",
-        habit,
-        deed,
-        lesson,
-    }
+    let [name, worth, habit, deed, lesson] = fields[..] else { panic!("a trait has five fields: {line}") };
+    Trait { name, good: worth == "good", habit, deed, lesson }
 }
 
 fn read_needs(text: &'static str, find: &dyn Fn(&str) -> Option<ListId>) -> Vec<Need> {
@@ -206,20 +193,11 @@ fn read_needs(text: &'static str, find: &dyn Fn(&str) -> Option<ListId>) -> Vec<
     for line in lines(text) {
         if let Some(name) = line.strip_prefix("need ") {
             let (tools, pass, meet, stuck, free) = Default::default();
-            needs.push(Need {
-                name,
-                tools,
-                pass,
-                meet,
-                stuck,
-                free,
-            });
+            needs.push(Need { name, tools, pass, meet, stuck, free });
             continue;
         }
         let (key, value) = halves(line, ":");
-        let Some(need) = needs.last_mut() else {
-            panic!("a need must be named before: {line}")
-        };
+        let Some(need) = needs.last_mut() else { panic!("a need must be named before: {line}") };
         match key {
             "tools" => need.tools = commas(value),
             "pass" => need.pass.push(Template::parse(value, find)),
@@ -241,21 +219,11 @@ fn read_places(text: &'static str, needs: &[Need]) -> Vec<Place> {
         if let Some(at) = line.strip_prefix("place ") {
             let (_preposition, name) = halves(at, " ");
             let (sights, animals, jobs, wants, blocks) = Default::default();
-            places.push(Place {
-                name,
-                at,
-                sights,
-                animals,
-                jobs,
-                wants,
-                blocks,
-            });
+            places.push(Place { name, at, sights, animals, jobs, wants, blocks });
             continue;
         }
         let (key, value) = halves(line, ":");
-        let Some(place) = places.last_mut() else {
-            panic!("a place must be named before: {line}")
-        };
+        let Some(place) = places.last_mut() else { panic!("a place must be named before: {line}") };
         match key {
             "sights" => place.sights = commas(value),
             "animals" => place.animals = commas(value),
@@ -267,11 +235,7 @@ fn read_places(text: &'static str, needs: &[Need]) -> Vec<Place> {
                 let Some(need_idx) = needs.iter().position(|n| n.name == need) else {
                     panic!("unknown need: {line}")
                 };
-                place.blocks.push(Block {
-                    need_idx,
-                    obstacle,
-                    afterwards,
-                });
+                place.blocks.push(Block { need_idx, obstacle, afterwards });
             }
             _ => panic!("a place has no {key}: {line}"),
         }
@@ -291,16 +255,11 @@ fn read_plots(text: &'static str, find: &dyn Fn(&str) -> Option<ListId>) -> (Sha
             shared.insert(name, Vec::new());
         } else if let Some(name) = line.strip_prefix("plot ") {
             filling = None;
-            plots.push(Plot {
-                is_rescue: name == "rescue",
-                beats: Vec::new(),
-            });
+            plots.push(Plot { is_rescue: name == "rescue", beats: Vec::new() });
         } else if let Some(lines) = filling.and_then(|name| shared.get_mut(name)) {
             lines.push(line);
         } else {
-            let Some(plot) = plots.last_mut() else {
-                panic!("a plot must be named before: {line}")
-            };
+            let Some(plot) = plots.last_mut() else { panic!("a plot must be named before: {line}") };
             read_plot_line(line, plot, &shared, find);
         }
     }
@@ -317,18 +276,13 @@ fn read_plot_line(
         plot.beats.push(read_conditions(conditions));
         return;
     }
-    let Some(beat) = plot.beats.last_mut() else {
-        panic!("a beat must begin before: {line}")
-    };
+    let Some(beat) = plot.beats.last_mut() else { panic!("a beat must begin before: {line}") };
     let Some(name) = line.strip_prefix("use ") else {
         beat.lines.push(Template::parse(line, find));
         return;
     };
-    let Some(lines) = shared.get(name) else {
-        panic!("no shared beat is called {name}")
-    };
-    beat.lines
-        .extend(lines.iter().map(|line| Template::parse(line, find)));
+    let Some(lines) = shared.get(name) else { panic!("no shared beat is called {name}") };
+    beat.lines.extend(lines.iter().map(|line| Template::parse(line, find)));
 }
 
 fn read_conditions(words: &'static str) -> Beat {
@@ -353,21 +307,14 @@ fn read_conditions(words: &'static str) -> Beat {
 }
 
 fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
-    text.lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
 fn halves(text: &'static str, mark: &str) -> (&'static str, &'static str) {
-    let Some((left, right)) = text.split_once(mark) else {
-        panic!("expected {mark:?} in: {text}")
-    };
+    let Some((left, right)) = text.split_once(mark) else { panic!("expected {mark:?} in: {text}") };
     (left.trim(), right.trim())
 }
 
 fn commas(text: &'static str) -> Vec<&'static str> {
-    text.split(',')
-        .map(str::trim)
-        .filter(|word| !word.is_empty())
-        .collect()
+    text.split(',').map(str::trim).filter(|word| !word.is_empty()).collect()
 }

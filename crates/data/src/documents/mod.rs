@@ -96,14 +96,8 @@ struct Source {
 
 #[derive(Clone, Debug)]
 enum SourceKind {
-    File {
-        path: PathBuf,
-        format: Format,
-        compression: Compression,
-    },
-    Stories {
-        bytes: u64,
-    },
+    File { path: PathBuf, format: Format, compression: Compression },
+    Stories { bytes: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +130,9 @@ impl Inputs {
                 advice: "give a text such as <|endoftext|>, or leave it out".into(),
             });
         }
+        if specs.is_empty() {
+            return Err(Error::EmptyCorpus { inputs: "none is named".into() });
+        }
         let mut found = specs::Found::default();
         for spec in specs {
             specs::resolve(spec, &mut found)?;
@@ -143,11 +140,7 @@ impl Inputs {
         if let Some(wanted) = options.sample {
             specs::sample(&mut found.sources, wanted, options.seed)?;
         }
-        Ok(Inputs {
-            sources: found.sources,
-            options: options.clone(),
-            ignored_files: found.ignored,
-        })
+        Ok(Inputs { sources: found.sources, options: options.clone(), ignored_files: found.ignored })
     }
 
     /// The names of all inputs; a document's `file_idx` points here.
@@ -177,14 +170,7 @@ impl Inputs {
 
     /// All documents, in order, from the beginning.
     pub fn documents(&self) -> Documents<'_> {
-        Documents {
-            inputs: self,
-            next_source: 0,
-            current: None,
-            bytes_before: 0,
-            skipped: 0,
-            failed: false,
-        }
+        Documents { inputs: self, next_source: 0, current: None, bytes_before: 0, skipped: 0, failed: false }
     }
 
     /// Gives every document to `visit`, in order, and says how many there were; stops at the first error.
@@ -203,9 +189,7 @@ impl Inputs {
     pub(crate) fn empty(&self) -> Error {
         let names: Vec<&str> = self.names().take(3).collect();
         let more = if self.sources.len() > 3 { ", …" } else { "" };
-        Error::EmptyCorpus {
-            inputs: format!("{}{more}", names.join(", ")),
-        }
+        Error::EmptyCorpus { inputs: format!("{}{more}", names.join(", ")) }
     }
 }
 
@@ -268,10 +252,7 @@ impl Documents<'_> {
                 continue;
             };
             let Some(text) =
-                self.inputs
-                    .options
-                    .on_bad_utf8
-                    .apply(raw.bytes, &source.record.name, raw.position)?
+                self.inputs.options.on_bad_utf8.apply(raw.bytes, &source.record.name, raw.position)?
             else {
                 self.skipped += 1;
                 continue;
@@ -279,11 +260,7 @@ impl Documents<'_> {
             if text.bytes().all(|byte| byte.is_ascii_whitespace()) {
                 continue;
             }
-            return Ok(Some(Document {
-                file_idx,
-                position: raw.position,
-                text,
-            }));
+            return Ok(Some(Document { file_idx, position: raw.position, text }));
         }
     }
 }
@@ -308,11 +285,7 @@ impl Reading {
                 let stories = Box::new(Stories::new(options.seed, *bytes));
                 return Ok(Reading::Stories { stories, position: 0 });
             }
-            SourceKind::File {
-                path,
-                format,
-                compression,
-            } => (path, *format, *compression),
+            SourceKind::File { path, format, compression } => (path, *format, *compression),
         };
         let file = OpenFile::open(path, &source.record.name, compression)?;
         Ok(match format {
@@ -330,10 +303,7 @@ impl Reading {
             Reading::Stories { stories, position } => Ok(stories.next().map(|story| {
                 let at = *position;
                 *position += story.len() as u64;
-                RawDocument {
-                    position: at,
-                    bytes: story.into_bytes(),
-                }
+                RawDocument { position: at, bytes: story.into_bytes() }
             })),
         }
     }
@@ -350,10 +320,7 @@ impl BadUtf8 {
             }
             (Err(error), BadUtf8::Error) => {
                 let offset = position + error.utf8_error().valid_up_to() as u64;
-                Err(Error::BadUtf8 {
-                    file: file.into(),
-                    offset,
-                })
+                Err(Error::BadUtf8 { file: file.into(), offset })
             }
         }
     }

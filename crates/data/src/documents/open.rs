@@ -33,33 +33,19 @@ impl OpenFile {
     pub(super) fn open(path: &Path, name: &str, compression: Compression) -> Result<OpenFile> {
         let file = File::open(path).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => Error::MissingInput { path: name.into() },
-            _ => Error::Read {
-                path: path.to_path_buf(),
-                source,
-            },
+            _ => Error::Read { path: path.to_path_buf(), source },
         })?;
         let from_disk = Arc::new(AtomicU64::new(0));
-        let counted = Counted {
-            file,
-            count: Arc::clone(&from_disk),
-        };
+        let counted = Counted { file, count: Arc::clone(&from_disk) };
         let buffered = |counted| BufReader::with_capacity(READ_BYTES, counted);
         let reader: Box<dyn Read + Send> = match compression {
             Compression::None => Box::new(counted),
             Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(counted))),
-            Compression::Zstd => Box::new(Zstd {
-                source: buffered(counted),
-                decoder: FrameDecoder::new(),
-                in_frame: false,
-            }),
+            Compression::Zstd => {
+                Box::new(Zstd { source: buffered(counted), decoder: FrameDecoder::new(), in_frame: false })
+            }
         };
-        Ok(OpenFile {
-            name: name.into(),
-            reader,
-            compression,
-            from_disk,
-            position: 0,
-        })
+        Ok(OpenFile { name: name.into(), reader, compression, from_disk, position: 0 })
     }
 
     /// The name for messages.
@@ -91,16 +77,9 @@ impl OpenFile {
     fn error(&self, source: io::Error) -> Error {
         // Errors of the disk carry a system code; those of a decompressor do not.
         if self.compression == Compression::None || source.raw_os_error().is_some() {
-            return Error::Read {
-                path: self.name.clone().into(),
-                source,
-            };
+            return Error::Read { path: self.name.clone().into(), source };
         }
-        Error::DamagedInput {
-            file: self.name.clone(),
-            offset: self.position,
-            reason: source.to_string(),
-        }
+        Error::DamagedInput { file: self.name.clone(), offset: self.position, reason: source.to_string() }
     }
 }
 

@@ -29,10 +29,9 @@ pub(super) fn resolve(spec: &str, found: &mut Found) -> Result<()> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => resolve_folder(path, found),
         Ok(_) => add_named_file(path, found),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Read {
-            path: path.to_path_buf(),
-            source: error,
-        }),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::Read { path: path.to_path_buf(), source: error })
+        }
         Err(_) if spec.contains(['*', '?']) => resolve_pattern(spec, found),
         Err(_) => Err(Error::MissingInput { path: spec.into() }),
     }
@@ -42,21 +41,13 @@ pub(super) fn resolve(spec: &str, found: &mut Found) -> Result<()> {
 pub(super) fn sample(sources: &mut Vec<Source>, wanted: u64, seed: u64) -> Result<()> {
     if wanted == 0 {
         let advice = "take at least one file, or leave it out to take all".into();
-        return Err(Error::BadSetting {
-            name: "sample",
-            value: "0".into(),
-            advice,
-        });
+        return Err(Error::BadSetting { name: "sample", value: "0".into(), advice });
     }
-    let mut ranks: Vec<(u64, usize)> = (0..sources.len())
-        .map(|idx| (hash(&[seed, PURPOSE_FILES, idx as u64]), idx))
-        .collect();
+    let mut ranks: Vec<(u64, usize)> =
+        (0..sources.len()).map(|idx| (hash(&[seed, PURPOSE_FILES, idx as u64]), idx)).collect();
     ranks.sort_unstable();
     let mut kept: Vec<bool> = vec![false; sources.len()];
-    for (_, idx) in ranks
-        .into_iter()
-        .take(usize::try_from(wanted).unwrap_or(usize::MAX))
-    {
+    for (_, idx) in ranks.into_iter().take(usize::try_from(wanted).unwrap_or(usize::MAX)) {
         kept[idx] = true;
     }
     let mut kept = kept.into_iter();
@@ -73,15 +64,8 @@ fn resolve_builtin(spec: &str, name: &str, found: &mut Found) -> Result<()> {
         });
     };
     let bytes = parse_size(size)?;
-    let record = InputRecord {
-        name: spec.into(),
-        bytes,
-        modified_ns: 0,
-    };
-    found.sources.push(Source {
-        record,
-        kind: SourceKind::Stories { bytes },
-    });
+    let record = InputRecord { name: spec.into(), bytes, modified_ns: 0 };
+    found.sources.push(Source { record, kind: SourceKind::Stories { bytes } });
     Ok(())
 }
 
@@ -97,9 +81,7 @@ fn resolve_folder(path: &Path, found: &mut Found) -> Result<()> {
         }
     }
     if found.sources.len() == before {
-        Err(Error::NoMatch {
-            spec: path.display().to_string(),
-        })
+        Err(Error::NoMatch { spec: path.display().to_string() })
     } else {
         Ok(())
     }
@@ -153,19 +135,12 @@ fn expand(base: &Path, parts: &[&str], matches: &mut Vec<PathBuf>) -> Result<()>
         matches.push(base.to_path_buf());
         return Ok(());
     };
-    let folder = if base.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        base
-    };
+    let folder = if base.as_os_str().is_empty() { Path::new(".") } else { base };
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(source) => {
-            return Err(Error::Read {
-                path: folder.to_path_buf(),
-                source,
-            });
+            return Err(Error::Read { path: folder.to_path_buf(), source });
         }
     };
     if part == "**" {
@@ -220,29 +195,21 @@ fn add_named_file(path: &Path, found: &mut Found) -> Result<()> {
     match classify(path) {
         Kind::Known(format, compression) => add(path, format, compression, found),
         Kind::Unknown(compression) => add(path, Format::Text, compression, found),
-        Kind::Unsupported(extension) => Err(Error::UnsupportedFormat {
-            path: path.display().to_string(),
-            extension,
-        }),
+        Kind::Unsupported(extension) => {
+            Err(Error::UnsupportedFormat { path: path.display().to_string(), extension })
+        }
     }
 }
 
 fn add(path: &Path, format: Format, compression: Compression, found: &mut Found) -> Result<()> {
     let metadata = fs::metadata(path).map_err(Error::read(path))?;
-    let modified = metadata
-        .modified()
-        .ok()
-        .and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let record = InputRecord {
         name: path.display().to_string(),
         bytes: metadata.len(),
         modified_ns: modified.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
     };
-    let kind = SourceKind::File {
-        path: path.to_path_buf(),
-        format,
-        compression,
-    };
+    let kind = SourceKind::File { path: path.to_path_buf(), format, compression };
     found.sources.push(Source { record, kind });
     Ok(())
 }
@@ -264,9 +231,7 @@ const UNSUPPORTED: [&str; 16] = [
 
 fn classify(path: &Path) -> Kind {
     let extension = |path: &Path| {
-        path.extension()
-            .map(|extension| extension.to_string_lossy().to_ascii_lowercase())
-            .unwrap_or_default()
+        path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase()).unwrap_or_default()
     };
     let (inner, compression) = match extension(path).as_str() {
         "gz" => (path.with_extension(""), Compression::Gzip),

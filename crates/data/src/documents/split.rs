@@ -16,9 +16,7 @@ pub(super) struct Pieces {
 
 impl Pieces {
     pub(super) fn new(file: OpenFile, separator: Option<&str>) -> Pieces {
-        Pieces {
-            chunks: Chunks::new(file, separator.map(str::as_bytes)),
-        }
+        Pieces { chunks: Chunks::new(file, separator.map(str::as_bytes)) }
     }
 
     pub(super) fn bytes_read(&self) -> u64 {
@@ -26,10 +24,10 @@ impl Pieces {
     }
 
     pub(super) fn next(&mut self) -> Result<Option<RawDocument>> {
-        Ok(self.chunks.next()?.map(|chunk| RawDocument {
-            position: chunk.position,
-            bytes: chunk.bytes.to_vec(),
-        }))
+        Ok(self
+            .chunks
+            .next()?
+            .map(|chunk| RawDocument { position: chunk.position, bytes: chunk.bytes.to_vec() }))
     }
 }
 
@@ -43,12 +41,7 @@ pub(super) struct JsonLines {
 
 impl JsonLines {
     pub(super) fn new(file: OpenFile, text_key: &str, on_bad_utf8: BadUtf8) -> JsonLines {
-        JsonLines {
-            chunks: Chunks::new(file, Some(b"\n")),
-            text_key: text_key.into(),
-            on_bad_utf8,
-            line: 0,
-        }
+        JsonLines { chunks: Chunks::new(file, Some(b"\n")), text_key: text_key.into(), on_bad_utf8, line: 0 }
     }
 
     pub(super) fn bytes_read(&self) -> u64 {
@@ -70,10 +63,7 @@ impl JsonLines {
                 (Ok(_), _) => None,
                 (Err(_), BadUtf8::Replace) => Some(String::from_utf8_lossy(chunk.bytes).into_owned()),
                 (Err(_), _) => {
-                    return Ok(Some(RawDocument {
-                        position,
-                        bytes: chunk.bytes.to_vec(),
-                    }));
+                    return Ok(Some(RawDocument { position, bytes: chunk.bytes.to_vec() }));
                 }
             };
             let row = replaced.as_deref().map_or(chunk.bytes, str::as_bytes);
@@ -109,15 +99,7 @@ struct Chunk<'a> {
 impl Chunks {
     fn new(file: OpenFile, separator: Option<&[u8]>) -> Chunks {
         let finder = separator.map(|separator| Finder::new(separator).into_owned());
-        Chunks {
-            file,
-            finder,
-            buffer: Vec::new(),
-            start: 0,
-            searched: 0,
-            buffer_position: 0,
-            ended: false,
-        }
+        Chunks { file, finder, buffer: Vec::new(), start: 0, searched: 0, buffer_position: 0, ended: false }
     }
 
     fn next(&mut self) -> Result<Option<Chunk<'_>>> {
@@ -131,11 +113,7 @@ impl Chunks {
             }
             if self.ended {
                 let end = self.buffer.len();
-                return Ok(if self.start < end {
-                    Some(self.take(end, end))
-                } else {
-                    None
-                });
+                return Ok(if self.start < end { Some(self.take(end, end)) } else { None });
             }
             let overlap = self.finder.as_ref().map_or(0, |finder| finder.needle().len() - 1);
             self.searched = self.start.max(self.buffer.len().saturating_sub(overlap));
@@ -151,10 +129,7 @@ impl Chunks {
     fn take(&mut self, end: usize, after: usize) -> Chunk<'_> {
         let start = self.start;
         (self.start, self.searched) = (after, after);
-        Chunk {
-            position: self.buffer_position + start as u64,
-            bytes: &self.buffer[start..end],
-        }
+        Chunk { position: self.buffer_position + start as u64, bytes: &self.buffer[start..end] }
     }
 
     fn discard_taken(&mut self) {
@@ -170,15 +145,12 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The text under `key` in a row, as bytes: an escaped lone surrogate makes them invalid UTF-8, which the policy handles.
 fn text_of_row(row: &[u8], key: &str) -> std::result::Result<Vec<u8>, String> {
     let mut deserializer = serde_json::Deserializer::from_slice(row);
-    let found = RowText { key }
-        .deserialize(&mut deserializer)
-        .and_then(|text| deserializer.end().map(|()| text));
+    let found =
+        RowText { key }.deserialize(&mut deserializer).and_then(|text| deserializer.end().map(|()| text));
     match found {
         Ok(Some(text)) => Ok(text),
         Ok(None) => Err(format!("the row has no field \"{key}\"")),
-        Err(error) => Err(format!(
-            "the row is not an object with a string under \"{key}\" ({error})"
-        )),
+        Err(error) => Err(format!("the row is not an object with a string under \"{key}\" ({error})")),
     }
 }
 

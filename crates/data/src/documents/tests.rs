@@ -1,1 +1,301 @@
+use std::fs;
+use std::io::Write;
+use std::path::Path;
 
+use flate2::Compression as Level;
+use flate2::write::GzEncoder;
+use proptest::prelude::*;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+use tempfile::TempDir;
+
+use super::*;
+use crate::Class;
+use crate::testing::{inputs, inputs_with};
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Level::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    compress_to_vec(bytes, CompressionLevel::Fastest)
+}
+
+fn file(folder: &TempDir, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.path().join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn texts(inputs: &Inputs) -> Result<Vec<String>> {
+    inputs.documents().map(|document| document.map(|document| document.text)).collect()
+}
+
+fn separated(separator: &str) -> InputOptions {
+    InputOptions { document_separator: Some(separator.into()), ..InputOptions::default() }
+}
+
+fn first_error(path: &Path, options: &InputOptions) -> Error {
+    texts(&inputs_with(&[path], options).unwrap()).unwrap_err()
+}
+
+#[test]
+fn a_text_file_is_one_document() {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, "a.txt", "one\n\ntwo\n");
+    assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one\n\ntwo\n"]);
+}
+
+#[test]
+fn a_separator_splits_a_text_file_and_knows_positions() {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, "a.md", "one<|end|>two<|end|>\n<|end|><|end|>three<|end|>");
+    let inputs = inputs_with(&[&path], &separated("<|end|>")).unwrap();
+    let found: Vec<(u64, String)> =
+        inputs.documents().map(|document| document.unwrap()).map(|d| (d.position, d.text)).collect();
+    assert_eq!(found, [(0, "one".into()), (10, "two".into()), (35, "three".into())]);
+}
+
+#[test]
+fn rows_of_json_lines_are_documents_whatever_else_they_hold() {
+    let folder = TempDir::new().unwrap();
+    let rows = concat!(
+        "{\"id\": 1, \"text\": \"one\\n\\u00e9\"}\n",
+        "\n",
+        "{\"text\": \"two\", \"meta\": {\"a\": [1, {\"text\": \"no\"}]}}\r\n",
+        "{\"text\": \"\"}\n",
+        "{\"text\": \"first\", \"text\": \"last\"}",
+    );
+    let path = file(&folder, "a.jsonl", rows);
+    assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one\né", "two", "last"]);
+    let options = InputOptions { text_key: "id".into(), ..InputOptions::default() };
+    assert!(first_error(&path, &options).to_string().contains("line 1"));
+}
+
+#[test]
+fn bad_rows_are_named_by_file_and_line() {
+    let folder = TempDir::new().unwrap();
+    for (row, expected) in [
+        ("{\"body\": \"x\"}", "no field \"text\""),
+        ("{\"text\": 5}", "string under \"text\""),
+        ("{\"text\": [1, 2]}", "string under \"text\""),
+        ("{\"text\": null}", "string under \"text\""),
+        ("[\"text\"]", "not an object"),
+        ("{\"text\": \"cut", "EOF"),
+        ("{\"text\": \"x\"} more", "trailing"),
+    ] {
+        let path = file(&folder, "a.jsonl", format!("{{\"text\": \"fine\"}}\n{row}\n"));
+        let error = first_error(&path, &InputOptions::default());
+        assert_eq!(error.class(), Class::BadData);
+        let message = error.to_string();
+        assert!(message.contains("a.jsonl, line 2") && message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn compressed_files_read_as_their_content() {
+    let folder = TempDir::new().unwrap();
+    let text = "some text, ".repeat(100_000);
+    let row = format!("{{\"text\": \"{text}\"}}\n");
+    for (name, bytes) in [
+        ("a.txt.gz", gzip(text.as_bytes())),
+        ("b.txt.zst", zstd(text.as_bytes())),
+        ("c.jsonl.gz", gzip(row.as_bytes())),
+        ("d.jsonl.zst", zstd(row.as_bytes())),
+    ] {
+        let path = file(&folder, name, bytes);
+        assert_eq!(texts(&inputs(&[&path])).unwrap(), [text.as_str()], "{name}");
+    }
+}
+
+#[test]
+fn files_of_several_compressed_parts_are_read_to_the_end() {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, "a.txt.gz", [gzip(b"one "), gzip(b"two")].concat());
+    assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one two"]);
+    let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"xyz"].concat();
+    let path = file(&folder, "a.txt.zst", [zstd(b"one "), skippable, zstd(b"two")].concat());
+    assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one two"]);
+}
+
+#[test]
+fn truncated_and_damaged_compressed_files_are_errors() {
+    let folder = TempDir::new().unwrap();
+    let text: Vec<u8> = (0..5_000u32).flat_map(|i| format!("line {}\n", i * i).into_bytes()).collect();
+    for (name, bytes) in [("a.txt.gz", gzip(&text)), ("a.txt.zst", zstd(&text))] {
+        for length in [1, 5, 11, bytes.len() / 2, bytes.len() - 4, bytes.len() - 1] {
+            let path = file(&folder, name, &bytes[..length]);
+            let error = first_error(&path, &InputOptions::default());
+            assert_eq!(error.class(), Class::BadData, "{name} cut to {length}: {error}");
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+    let path = file(&folder, "b.txt.gz", b"this is not compressed at all");
+    assert_eq!(first_error(&path, &InputOptions::default()).class(), Class::BadData);
+}
+
+#[test]
+fn bad_utf8_is_an_error_with_its_offset_or_replaced_or_skipped() {
+    let folder = TempDir::new().unwrap();
+    let text = file(&folder, "a.txt", b"good|b\xffd|fine");
+    let rows =
+        file(&folder, "a.jsonl", b"{\"text\": \"good\"}\n{\"text\": \"b\xffd\"}\n{\"text\": \"fine\"}\n");
+    for (path, offset) in [(&text, 6), (&rows, 28)] {
+        let options = |on_bad_utf8| InputOptions { on_bad_utf8, ..separated("|") };
+        let error = first_error(path, &options(BadUtf8::Error));
+        assert_eq!(error.class(), Class::BadData);
+        assert!(error.to_string().contains(&format!("at byte {offset}")), "{error}");
+        let inputs = |policy| inputs_with(&[path], &options(policy)).unwrap();
+        assert_eq!(texts(&inputs(BadUtf8::Replace)).unwrap(), ["good", "b\u{fffd}d", "fine"]);
+        let skipping = inputs(BadUtf8::Skip);
+        let mut documents = skipping.documents();
+        assert_eq!(documents.by_ref().map(|d| d.unwrap().text).collect::<Vec<_>>(), ["good", "fine"]);
+        assert_eq!(documents.skipped(), 1);
+    }
+}
+
+#[test]
+fn escaped_lone_surrogates_follow_the_policy() {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, "a.jsonl", r#"{"text": "a\ud800b"}"#);
+    assert!(matches!(first_error(&path, &InputOptions::default()), Error::BadUtf8 { .. }));
+    let options = InputOptions { on_bad_utf8: BadUtf8::Replace, ..InputOptions::default() };
+    let replaced = texts(&inputs_with(&[&path], &options).unwrap()).unwrap().remove(0);
+    assert!(replaced.starts_with('a') && replaced.ends_with('b') && replaced.contains('\u{fffd}'));
+}
+
+#[test]
+fn byte_order_marks_are_dropped() {
+    let folder = TempDir::new().unwrap();
+    let text = file(&folder, "a.txt", "\u{feff}one|two");
+    let rows = file(&folder, "b.jsonl", "\u{feff}{\"text\": \"three\"}");
+    let inputs = inputs_with(&[&text, &rows], &separated("|")).unwrap();
+    assert_eq!(texts(&inputs).unwrap(), ["one", "two", "three"]);
+}
+
+#[test]
+fn folders_are_read_recursively_in_sorted_order_without_strangers() {
+    let folder = TempDir::new().unwrap();
+    for name in
+        ["b.txt", "a/z.md", "a/b/c.jsonl", "a.txt", "notes.pdf", "no_extension", ".hidden.txt", ".git/x.txt"]
+    {
+        file(&folder, name, if name.ends_with("jsonl") { "{\"text\": \"row\"}" } else { name });
+    }
+    let found = inputs(&[folder.path()]);
+    assert_eq!(texts(&found).unwrap(), ["row", "a/z.md", "a.txt", "b.txt"]);
+    assert_eq!(found.ignored_files(), 2);
+    assert_eq!(found.names().len(), 4);
+}
+
+#[test]
+fn patterns_match_files_and_folders() {
+    let folder = TempDir::new().unwrap();
+    for name in ["a1.txt", "a2.txt", "b.txt", "a3.log", "deep/er/a4.txt", "deep/a5.txt"] {
+        file(&folder, name, name);
+    }
+    for (pattern, expected) in [
+        ("a?.txt", &["a1.txt", "a2.txt"][..]),
+        ("a*", &["a1.txt", "a2.txt", "a3.log"]),
+        ("**/a*.txt", &["a1.txt", "a2.txt", "deep/a5.txt", "deep/er/a4.txt"]),
+        ("d*", &["deep/a5.txt", "deep/er/a4.txt"]),
+        ("*/*/a*", &["deep/er/a4.txt"]),
+    ] {
+        assert_eq!(texts(&inputs(&[&folder.path().join(pattern)])).unwrap(), expected, "{pattern}");
+    }
+}
+
+#[test]
+fn what_cannot_be_found_is_no_input() {
+    let folder = TempDir::new().unwrap();
+    let refused = |path: &Path| inputs_with(&[path], &InputOptions::default()).unwrap_err();
+    for missing in ["a.txt", "*.txt", "no/such/*.txt"] {
+        let error = refused(&folder.path().join(missing));
+        assert_eq!(error.class(), Class::NoInput);
+        assert!(error.to_string().contains(missing), "{error}");
+    }
+    assert_eq!(refused(folder.path()).class(), Class::NoInput);
+    let vanishing = file(&folder, "v.txt", "text");
+    let inputs = inputs(&[&vanishing]);
+    fs::remove_file(vanishing).unwrap();
+    assert_eq!(texts(&inputs).unwrap_err().class(), Class::NoInput);
+}
+
+#[test]
+fn files_that_are_surely_not_text_are_refused_when_named() {
+    let folder = TempDir::new().unwrap();
+    for name in ["a.parquet", "a.bz2", "a.csv.gz"] {
+        let path = file(&folder, name, "x");
+        let error = inputs_with(&[&path], &InputOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::UnsupportedFormat { .. }), "{error}");
+    }
+    let path = file(&folder, "README", "read me");
+    assert_eq!(texts(&inputs(&[&path])).unwrap(), ["read me"]);
+}
+
+#[test]
+fn a_corpus_without_documents_is_an_error() {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, "a.txt", " \n\t ");
+    let error = inputs(&[&path]).for_each(|_| Ok(())).unwrap_err();
+    assert_eq!(error.class(), Class::NoInput);
+    assert!(error.to_string().contains("a.txt"), "{error}");
+}
+
+#[test]
+fn a_sample_takes_some_files_in_order_and_always_the_same() {
+    let folder = TempDir::new().unwrap();
+    for i in 0..20 {
+        file(&folder, &format!("{i:02}.txt"), format!("{i:02}"));
+    }
+    let options = |seed| InputOptions { sample: Some(5), seed, ..InputOptions::default() };
+    let taken = |seed| texts(&inputs_with(&[folder.path()], &options(seed)).unwrap()).unwrap();
+    assert_eq!(taken(1).len(), 5);
+    assert!(taken(1).is_sorted());
+    assert_eq!(taken(1), taken(1));
+    assert_ne!(taken(1), taken(2));
+}
+
+#[test]
+fn built_in_stories_are_documents() {
+    let specs = ["builtin:stories:20KB".to_owned()];
+    let inputs = Inputs::from_specs(&specs, &InputOptions::default()).unwrap();
+    let mut bytes = 0;
+    let count = inputs.for_each(|document| {
+        bytes += document.text.len();
+        Ok(())
+    });
+    assert!(count.unwrap() > 5);
+    assert!((15_000..30_000).contains(&bytes), "{bytes}");
+    assert_eq!(inputs.total_bytes(), 20_000);
+    for bad in ["builtin:poems:1MB", "builtin:stories", "builtin:stories:many"] {
+        let error = Inputs::from_specs(&[bad.into()], &InputOptions::default()).unwrap_err();
+        assert_eq!(error.class(), Class::BadSetting, "{bad}");
+    }
+}
+
+#[test]
+fn bytes_read_reach_the_total() {
+    let folder = TempDir::new().unwrap();
+    file(&folder, "a.txt.gz", gzip("hello ".repeat(1_000).as_bytes()));
+    file(&folder, "b.txt", "hello");
+    let inputs = inputs(&[folder.path()]);
+    let mut documents = inputs.documents();
+    assert_eq!(documents.by_ref().count(), 2);
+    assert_eq!(documents.bytes_read(), inputs.total_bytes());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn splitting_equals_the_plain_split(pieces in prop::collection::vec("[ab-]{0,12}", 1..40), repeat in 1usize..400, separator in "-{1,3}|a-|--a") {
+        let folder = TempDir::new().unwrap();
+        // Repeated, the text reaches beyond one read, so that separators lie across the borders of reads.
+        let text = pieces.concat().repeat(repeat * 64);
+        prop_assume!(!text.is_empty());
+        let path = file(&folder, "a.txt", &text);
+        let expected: Vec<&str> = text.split(separator.as_str()).filter(|piece| !piece.is_empty()).collect();
+        prop_assert_eq!(texts(&inputs_with(&[&path], &separated(&separator)).unwrap()).unwrap(), expected);
+    }
+}

@@ -39,11 +39,7 @@ pub struct PrepareOptions {
 
 impl Default for PrepareOptions {
     fn default() -> PrepareOptions {
-        PrepareOptions {
-            validation: 0.005,
-            shard_tokens: 100_000_000,
-            threads: 1,
-        }
+        PrepareOptions { validation: 0.005, shard_tokens: 100_000_000, threads: 1 }
     }
 }
 
@@ -73,10 +69,7 @@ pub fn prepare(
     if let Ok(dataset) = Dataset::open(out_dir)
         && dataset.manifest().fingerprint == manifest.fingerprint
     {
-        return Ok(Prepared {
-            manifest: dataset.manifest().clone(),
-            reused: true,
-        });
+        return Ok(Prepared { manifest: dataset.manifest().clone(), reused: true });
     }
     let staging = Staging::create(out_dir)?;
     progress.start("prepare", Some(inputs.total_bytes()), "bytes");
@@ -87,10 +80,7 @@ pub fn prepare(
     manifest.validation = encoded.validation;
     manifest.skipped_documents = encoded.skipped_documents;
     staging.commit(&manifest)?;
-    Ok(Prepared {
-        manifest,
-        reused: false,
-    })
+    Ok(Prepared { manifest, reused: false })
 }
 
 fn check(options: &PrepareOptions) -> Result<()> {
@@ -101,16 +91,9 @@ fn check(options: &PrepareOptions) -> Result<()> {
             advice: "give a share from 0 to below 1, such as 0.005".into(),
         });
     }
-    for (name, value) in [
-        ("shard_tokens", options.shard_tokens),
-        ("threads", options.threads as u64),
-    ] {
+    for (name, value) in [("shard_tokens", options.shard_tokens), ("threads", options.threads as u64)] {
         if value == 0 {
-            return Err(Error::BadSetting {
-                name,
-                value: "0".into(),
-                advice: "give at least 1".into(),
-            });
+            return Err(Error::BadSetting { name, value: "0".into(), advice: "give at least 1".into() });
         }
     }
     Ok(())

@@ -45,12 +45,7 @@ pub(super) fn run(
     let batches = &Mutex::new(batches);
     thread::scope(|scope| {
         let reader = scope.spawn(move || {
-            let mut reader = Reader {
-                tickets,
-                out: batch_out,
-                batch: Batch::default(),
-                bytes_reported: 0,
-            };
+            let mut reader = Reader { tickets, out: batch_out, batch: Batch::default(), bytes_reported: 0 };
             read(inputs, options.validation, &mut reader, stop)
         });
         for _ in 0..options.threads {
@@ -60,20 +55,14 @@ pub(super) fn run(
         drop(encoded_out);
         let mut writers = Writers::new(dir, tokenizer, options.shard_tokens);
         let written = write(&mut writers, encoded_batches, ticket_back, progress, stop);
-        let read = reader
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         written?;
         let skipped_documents = read?;
         let [train, validation] = writers.finish()?;
         if train.tokens == 0 {
             return Err(inputs.empty());
         }
-        Ok(Encoded {
-            train,
-            validation,
-            skipped_documents,
-        })
+        Ok(Encoded { train, validation, skipped_documents })
     })
 }
 
@@ -133,13 +122,7 @@ impl Reader {
         let sequence = self.batch.sequence;
         self.batch.input_bytes = bytes_read - self.bytes_reported;
         self.bytes_reported = bytes_read;
-        let batch = mem::replace(
-            &mut self.batch,
-            Batch {
-                sequence: sequence + 1,
-                ..Batch::default()
-            },
-        );
+        let batch = mem::replace(&mut self.batch, Batch { sequence: sequence + 1, ..Batch::default() });
         self.tickets.recv().is_ok() && self.out.send(batch).is_ok()
     }
 }
@@ -204,46 +187,21 @@ fn read(inputs: &Inputs, validation: f64, reader: &mut Reader, stop: &AtomicBool
 
 impl Part {
     fn whole(document: Document, split: Split) -> Part {
-        let Document {
-            file_idx,
-            position,
-            text,
-        } = document;
-        Part {
-            split,
-            file_idx,
-            position,
-            text,
-            ends_document: true,
-        }
+        let Document { file_idx, position, text } = document;
+        Part { split, file_idx, position, text, ends_document: true }
     }
 }
 
 /// Cuts the only document into a training and a validation part.
 fn cut(document: Document, validation: f64) -> Vec<Part> {
-    let Document {
-        file_idx,
-        position,
-        text: mut head,
-    } = document;
+    let Document { file_idx, position, text: mut head } = document;
     let at = border(&head, (head.len() as f64 * (1.0 - validation)) as usize);
     let tail = head.split_off(at);
-    let mut parts = vec![Part {
-        split: Split::Train,
-        file_idx,
-        position,
-        text: head,
-        ends_document: tail.is_empty(),
-    }];
+    let mut parts =
+        vec![Part { split: Split::Train, file_idx, position, text: head, ends_document: tail.is_empty() }];
     if !tail.is_empty() {
         let position = position + at as u64;
-        parts.push(Part {
-            split: Split::Validation,
-            file_idx,
-            position,
-            text: tail,
-            ends_document: true,
-        });
+        parts.push(Part { split: Split::Validation, file_idx, position, text: tail, ends_document: true });
     }
     parts
 }
@@ -254,11 +212,8 @@ fn border(text: &str, wanted: usize) -> usize {
     let bytes = text.as_bytes();
     let good = |&at: &usize| bytes[at].is_ascii_whitespace() && bytes[at - 1].is_ascii_alphanumeric();
     let wanted = wanted.clamp(1.min(bytes.len()), bytes.len());
-    let between_characters = || {
-        (wanted..bytes.len())
-            .find(|&at| text.is_char_boundary(at))
-            .unwrap_or(bytes.len())
-    };
+    let between_characters =
+        || (wanted..bytes.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(bytes.len());
     (wanted..bytes.len())
         .find(good)
         .or_else(|| (1..wanted).rev().find(good))
@@ -289,26 +244,16 @@ fn encode(tokenizer: &Tokenizer, inputs: &Inputs, batch: Batch) -> Result<Encode
     let mut parts = Vec::with_capacity(batch.parts.len());
     for part in batch.parts {
         let before = tokens.len();
-        tokenizer
-            .encode(part.text.as_bytes(), &mut tokens)
-            .map_err(|source| Error::Encode {
-                file: inputs.names().nth(part.file_idx).unwrap_or_default().into(),
-                position: part.position,
-                source,
-            })?;
+        tokenizer.encode(part.text.as_bytes(), &mut tokens).map_err(|source| Error::Encode {
+            file: inputs.names().nth(part.file_idx).unwrap_or_default().into(),
+            position: part.position,
+            source,
+        })?;
         tokens.extend(tokenizer.end_of_text().filter(|_| part.ends_document));
         let raw_bytes = part.text.len() as u64;
-        parts.push(EncodedPart {
-            split: part.split,
-            raw_bytes,
-            tokens: tokens.len() - before,
-        });
+        parts.push(EncodedPart { split: part.split, raw_bytes, tokens: tokens.len() - before });
     }
-    Ok(EncodedBatch {
-        input_bytes: batch.input_bytes,
-        tokens,
-        parts,
-    })
+    Ok(EncodedBatch { input_bytes: batch.input_bytes, tokens, parts })
 }
 
 /// Writes the batches in the order in which they were read.
@@ -381,10 +326,7 @@ impl Writers<'_> {
     /// The open shard of a split, which has room for at least one token.
     fn writer(&mut self, split: Split) -> Result<&mut ShardWriter> {
         let idx = split as usize;
-        if self.open[idx]
-            .as_ref()
-            .is_some_and(|writer| writer.tokens() >= self.shard_tokens)
-        {
+        if self.open[idx].as_ref().is_some_and(|writer| writer.tokens() >= self.shard_tokens) {
             self.close(split)?;
         }
         match &mut self.open[idx] {

@@ -22,11 +22,7 @@ impl Staging {
         let made_out_dir = !out_dir.exists();
         fs::create_dir_all(out_dir).map_err(Error::write(out_dir))?;
         let path = out_dir.join(STAGING_NAME);
-        let staging = Staging {
-            out_dir: out_dir.to_path_buf(),
-            path,
-            made_out_dir,
-        };
+        let staging = Staging { out_dir: out_dir.to_path_buf(), path, made_out_dir };
         // A killed run may have left its folder behind.
         ignore_missing(fs::remove_dir_all(&staging.path)).map_err(Error::write(&staging.path))?;
         fs::create_dir(&staging.path).map_err(Error::write(&staging.path))?;
@@ -74,9 +70,7 @@ impl Drop for Staging {
 const STAGING_NAME: &str = ".prepare";
 
 fn shards(manifest: &Manifest) -> impl Iterator<Item = &ShardRecord> {
-    Split::ALL
-        .into_iter()
-        .flat_map(|split| &manifest.split(split).shards)
+    Split::ALL.into_iter().flat_map(|split| &manifest.split(split).shards)
 }
 
 fn ignore_missing(result: io::Result<()>) -> io::Result<()> {

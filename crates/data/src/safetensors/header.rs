@@ -29,9 +29,7 @@ impl Header {
         }
         let mut header: Header =
             serde_json::from_slice(json).map_err(|error| format!("its header cannot be read ({error})"))?;
-        header
-            .entries
-            .sort_by(|a, b| (a.begin, a.end, &a.info.name).cmp(&(b.begin, b.end, &b.info.name)));
+        header.entries.sort_by(|a, b| (a.begin, a.end, &a.info.name).cmp(&(b.begin, b.end, &b.info.name)));
         let mut expected = 0;
         for entry in &header.entries {
             let name = &entry.info.name;
@@ -41,16 +39,10 @@ impl Header {
                 } else {
                     "leaves a hole before it"
                 };
-                return Err(format!(
-                    "tensor {name} {fault} (starts at {}, not {expected})",
-                    entry.begin
-                ));
+                return Err(format!("tensor {name} {fault} (starts at {}, not {expected})", entry.begin));
             }
             if entry.end < entry.begin || entry.end > data_bytes {
-                return Err(format!(
-                    "tensor {name} ends at {}, the data have {data_bytes} bytes",
-                    entry.end
-                ));
+                return Err(format!("tensor {name} ends at {}, the data have {data_bytes} bytes", entry.end));
             }
             if entry.info.bytes() != Some(entry.end - entry.begin) {
                 let (dtype, shape) = (entry.info.dtype.name(), &entry.info.shape);
@@ -62,16 +54,9 @@ impl Header {
             expected = entry.end;
         }
         if expected != data_bytes {
-            return Err(format!(
-                "{} bytes after the last tensor belong to none",
-                data_bytes - expected
-            ));
+            return Err(format!("{} bytes after the last tensor belong to none", data_bytes - expected));
         }
-        let mut names: Vec<&str> = header
-            .entries
-            .iter()
-            .map(|entry| entry.info.name.as_str())
-            .collect();
+        let mut names: Vec<&str> = header.entries.iter().map(|entry| entry.info.name.as_str()).collect();
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(format!("tensor {} is listed twice", pair[0]));
@@ -124,19 +109,11 @@ impl<'de> Deserialize<'de> for Header {
                         }
                         continue;
                     }
-                    let Fields {
-                        dtype,
-                        shape,
-                        data_offsets: [begin, end],
-                    } = map.next_value()?;
+                    let Fields { dtype, shape, data_offsets: [begin, end] } = map.next_value()?;
                     let dtype = Dtype::from_name(&dtype).ok_or_else(|| {
                         M::Error::custom(format!("tensor {name} has the unknown dtype {dtype}"))
                     })?;
-                    header.entries.push(Entry {
-                        info: TensorInfo { name, dtype, shape },
-                        begin,
-                        end,
-                    });
+                    header.entries.push(Entry { info: TensorInfo { name, dtype, shape }, begin, end });
                 }
                 header.metadata = metadata.map(|Metadata(pairs)| pairs).unwrap_or_default();
                 Ok(header)

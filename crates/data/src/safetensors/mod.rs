@@ -70,10 +70,7 @@ impl Dtype {
     }
 
     fn from_name(name: &str) -> Option<Dtype> {
-        Self::ALL
-            .iter()
-            .find(|(_, known, _)| *known == name)
-            .map(|(dtype, _, _)| *dtype)
+        Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(dtype, _, _)| *dtype)
     }
 }
 
@@ -91,18 +88,13 @@ pub struct TensorInfo {
 impl TensorInfo {
     /// How many bytes the elements take; `None` if that overflows.
     fn bytes(&self) -> Option<u64> {
-        self.shape
-            .iter()
-            .try_fold(self.dtype.bytes(), |product, &extent| product.checked_mul(extent))
+        self.shape.iter().try_fold(self.dtype.bytes(), |product, &extent| product.checked_mul(extent))
     }
 }
 
 /// A bad file, in one word for the readers and writers of this module.
 fn bad(path: &std::path::Path, reason: impl Into<String>) -> Error {
-    Error::BadSafetensors {
-        path: path.to_path_buf(),
-        reason: reason.into(),
-    }
+    Error::BadSafetensors { path: path.to_path_buf(), reason: reason.into() }
 }
 
 /// The largest number of bytes of elements read at once, into a buffer on the stack.

@@ -41,12 +41,8 @@ impl SafeTensors {
         read_exact_at(&file, &mut json, 8).map_err(Error::read(path))?;
         let data_at = 8 + header_bytes;
         let header = Header::parse(&json, file_bytes - data_at).map_err(|reason| bad(path, reason))?;
-        let by_name = header
-            .entries
-            .iter()
-            .enumerate()
-            .map(|(idx, entry)| (entry.info.name.clone(), idx))
-            .collect();
+        let by_name =
+            header.entries.iter().enumerate().map(|(idx, entry)| (entry.info.name.clone(), idx)).collect();
         Ok(SafeTensors {
             path: path.to_path_buf(),
             file,
@@ -119,10 +115,9 @@ impl SafeTensors {
         let elements = (entry.end - entry.begin) / N as u64;
         if out.len() as u64 != elements {
             let shape = &entry.info.shape;
-            return Err(self.bad_tensor(
-                name,
-                format!("has {elements} elements {shape:?}, not {}", out.len()),
-            ));
+            return Err(
+                self.bad_tensor(name, format!("has {elements} elements {shape:?}, not {}", out.len()))
+            );
         }
         let mut chunk = [0; CHUNK_BYTES];
         let mut at = entry.begin;
@@ -149,10 +144,6 @@ impl SafeTensors {
     }
 
     fn bad_tensor(&self, name: &str, reason: String) -> Error {
-        Error::BadTensor {
-            path: self.path.clone(),
-            name: name.into(),
-            reason,
-        }
+        Error::BadTensor { path: self.path.clone(), name: name.into(), reason }
     }
 }

@@ -47,7 +47,8 @@ fn the_header_is_padded_so_that_the_data_are_aligned() {
     let folder = TempDir::new().unwrap();
     for name in ["a", "ab", "abc", "abcdefgh"] {
         let path = folder.path().join("m.safetensors");
-        write(&path, &[TensorView { name, dtype: Dtype::F32, shape: &[1], bytes: &bytes_of(&[1.0]) }], &[]).unwrap();
+        write(&path, &[TensorView { name, dtype: Dtype::F32, shape: &[1], bytes: &bytes_of(&[1.0]) }], &[])
+            .unwrap();
         let bytes = fs::read(&path).unwrap();
         let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap());
         assert_eq!(header_bytes % 8, 0);

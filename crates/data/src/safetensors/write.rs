@@ -64,10 +64,7 @@ impl Writer {
             let begin = end;
             let bytes = info.bytes();
             end = bytes.and_then(|bytes| begin.checked_add(bytes)).ok_or_else(|| {
-                bad(
-                    path,
-                    format!("tensor {} of shape {:?} is too large", info.name, info.shape),
-                )
+                bad(path, format!("tensor {} of shape {:?} is too large", info.name, info.shape))
             })?;
             entries.push(Entry { info, begin, end });
         }
@@ -82,13 +79,7 @@ impl Writer {
         file.write_all(&(json.len() as u64).to_le_bytes())
             .and_then(|()| file.write_all(&json))
             .map_err(Error::write(path))?;
-        Ok(Writer {
-            path: path.to_path_buf(),
-            file,
-            entries: header.entries,
-            next: 0,
-            written: 0,
-        })
+        Ok(Writer { path: path.to_path_buf(), file, entries: header.entries, next: 0, written: 0 })
     }
 
     /// Writes the whole of the next declared tensor, whose name must be this.
@@ -106,10 +97,7 @@ impl Writer {
             return Err(self.bad_tensor(name, "was given but not declared".into()));
         };
         if entry.info.name != name {
-            return Err(self.bad_tensor(
-                name,
-                format!("was given, but the next one is {}", entry.info.name),
-            ));
+            return Err(self.bad_tensor(name, format!("was given, but the next one is {}", entry.info.name)));
         }
         let declared = entry.end - entry.begin;
         let written = self.written + bytes.len() as u64;
@@ -134,10 +122,6 @@ impl Writer {
     }
 
     fn bad_tensor(&self, name: &str, reason: String) -> Error {
-        Error::BadTensor {
-            path: self.path.clone(),
-            name: name.into(),
-            reason,
-        }
+        Error::BadTensor { path: self.path.clone(), name: name.into(), reason }
     }
 }

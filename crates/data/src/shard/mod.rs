@@ -100,10 +100,7 @@ impl Header {
             return Err((88, "the header does not match its checksum".into()));
         }
         if version != VERSION {
-            return Err((
-                8,
-                format!("version {version} is unknown, this program reads version {VERSION}"),
-            ));
+            return Err((8, format!("version {version} is unknown, this program reads version {VERSION}")));
         }
         let header = Header {
             token_bytes: u64::from(le_u32(&bytes[12..16])),
@@ -114,10 +111,7 @@ impl Header {
             vocab_size: le_u64(&bytes[72..80]),
         };
         if header.token_bytes != token_bytes(header.vocab_size) {
-            return Err((
-                12,
-                format!("{} bytes a token do not fit the vocabulary", header.token_bytes),
-            ));
+            return Err((12, format!("{} bytes a token do not fit the vocabulary", header.token_bytes)));
         }
         if bytes[80..88] != [0; 8] {
             return Err((80, "reserved bytes are not zero".into()));
@@ -135,14 +129,7 @@ impl Header {
         let table_at = offsets_at.checked_add(offset_section)?;
         let trailer_at = table_at.checked_add(blocks.checked_mul(CHECKSUM_BYTES)?)?;
         let file_bytes = trailer_at.checked_add(TRAILER_BYTES)?;
-        Some(Sections {
-            token_blocks,
-            blocks,
-            offsets_at,
-            table_at,
-            trailer_at,
-            file_bytes,
-        })
+        Some(Sections { token_blocks, blocks, offsets_at, table_at, trailer_at, file_bytes })
     }
 }
 

@@ -28,25 +28,17 @@ pub struct Shard {
 impl Shard {
     /// Opens a shard: checks its header, and its lengths against the size of the file.
     pub fn open(path: &Path) -> Result<Shard> {
-        let bad = |offset, reason| Error::BadShard {
-            path: path.to_path_buf(),
-            offset,
-            reason,
-        };
+        let bad = |offset, reason| Error::BadShard { path: path.to_path_buf(), offset, reason };
         let file = File::open(path).map_err(Error::read(path))?;
         let file_bytes = file.metadata().map_err(Error::read(path))?.len();
         if file_bytes < HEADER_BYTES {
-            return Err(bad(
-                file_bytes,
-                format!("it ends inside its header of {HEADER_BYTES} bytes"),
-            ));
+            return Err(bad(file_bytes, format!("it ends inside its header of {HEADER_BYTES} bytes")));
         }
         let mut bytes = [0; HEADER_BYTES as usize];
         read_exact_at(&file, &mut bytes, 0).map_err(Error::read(path))?;
         let header = Header::from_bytes(&bytes).map_err(|(offset, reason)| bad(offset, reason))?;
-        let sections = header
-            .sections()
-            .ok_or_else(|| bad(16, "its counts are too large for any file".into()))?;
+        let sections =
+            header.sections().ok_or_else(|| bad(16, "its counts are too large for any file".into()))?;
         if sections.file_bytes != file_bytes {
             let expected = sections.file_bytes;
             return Err(bad(
@@ -59,18 +51,8 @@ impl Shard {
         let checksums: Vec<u64> = table.chunks_exact(CHECKSUM_BYTES as usize).map(le_u64).collect();
         let mut hash = [0; TRAILER_BYTES as usize];
         read_exact_at(&file, &mut hash, sections.trailer_at).map_err(Error::read(path))?;
-        let verified = (0..checksums.len().div_ceil(64))
-            .map(|_| AtomicU64::new(0))
-            .collect();
-        Ok(Shard {
-            path: path.to_path_buf(),
-            file,
-            header,
-            sections,
-            checksums,
-            hash,
-            verified,
-        })
+        let verified = (0..checksums.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Ok(Shard { path: path.to_path_buf(), file, header, sections, checksums, hash, verified })
     }
 
     /// The shard's header.
@@ -120,11 +102,7 @@ impl Shard {
     /// Fills `out` with the first tokens' positions of the documents from number `first` on.
     pub fn document_offsets(&self, first: u64, out: &mut [u64]) -> Result<()> {
         let (start, end) = self.range("documents", first, out.len() as u64, self.header.documents)?;
-        self.verify_blocks(
-            self.sections.token_blocks,
-            start * OFFSET_BYTES,
-            end * OFFSET_BYTES,
-        )?;
+        self.verify_blocks(self.sections.token_blocks, start * OFFSET_BYTES, end * OFFSET_BYTES)?;
         let mut at = self.sections.offsets_at + start * OFFSET_BYTES;
         let mut chunk = [0; CHUNK_BYTES];
         for part in out.chunks_mut(CHUNK_BYTES / OFFSET_BYTES as usize) {
@@ -161,18 +139,13 @@ impl Shard {
             })?;
             advance(self.sections.block(block_idx).1);
         }
-        let table: Vec<u8> = self
-            .checksums
-            .iter()
-            .flat_map(|checksum| checksum.to_le_bytes())
-            .collect();
+        let table: Vec<u8> = self.checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
         hasher.update(&table);
         hasher.update(&self.header.to_bytes());
         if hasher.finalize().as_bytes() != &self.hash {
-            return Err(self.bad(
-                self.sections.trailer_at,
-                "the content does not match the BLAKE3 at its end".into(),
-            ));
+            return Err(
+                self.bad(self.sections.trailer_at, "the content does not match the BLAKE3 at its end".into())
+            );
         }
         Ok(self.sections.blocks)
     }
@@ -180,12 +153,7 @@ impl Shard {
     fn range(&self, unit: &'static str, position: u64, asked: u64, available: u64) -> Result<(u64, u64)> {
         match position.checked_add(asked) {
             Some(end) if end <= available => Ok((position, end)),
-            _ => Err(Error::OutOfRange {
-                unit,
-                asked,
-                position,
-                available,
-            }),
+            _ => Err(Error::OutOfRange { unit, asked, position, available }),
         }
     }
 
@@ -242,13 +210,7 @@ impl Shard {
                 .max()
                 .unwrap_or(0)
         } else {
-            bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|four| u64::from(le_u32(four)))
-                .max()
-                .unwrap_or(0)
+            bytes.as_chunks::<4>().0.iter().map(|four| u64::from(le_u32(four))).max().unwrap_or(0)
         }
     }
 
@@ -257,19 +219,12 @@ impl Shard {
             std::io::ErrorKind::UnexpectedEof => {
                 self.bad(at, "the file was cut short while it was open".into())
             }
-            _ => Error::Read {
-                path: self.path.clone(),
-                source,
-            },
+            _ => Error::Read { path: self.path.clone(), source },
         })
     }
 
     fn bad(&self, offset: u64, reason: String) -> Error {
-        Error::BadShard {
-            path: self.path.clone(),
-            offset,
-            reason,
-        }
+        Error::BadShard { path: self.path.clone(), offset, reason }
     }
 }
 

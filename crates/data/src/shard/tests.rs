@@ -40,7 +40,9 @@ fn read_all(path: &Path) -> crate::Result<(Vec<u32>, Vec<u64>)> {
 #[test]
 fn a_shard_reads_back_what_was_written() {
     let folder = TempDir::new().unwrap();
-    for (count, vocab_size) in [(0, 10), (1, 10), (100, 65_536), (100, 65_537), (32_768, 300), (40_000, 70_000), (100_000, 50_000)] {
+    for (count, vocab_size) in
+        [(0, 10), (1, 10), (100, 65_536), (100, 65_537), (32_768, 300), (40_000, 70_000), (100_000, 50_000)]
+    {
         let tokens = numbers(count, vocab_size);
         let path = write_shard(folder.path(), &tokens, &[count / 3, 0, count / 5], vocab_size);
         let (found, offsets) = read_all(&path).unwrap();
@@ -49,7 +51,10 @@ fn a_shard_reads_back_what_was_written() {
         let shard = Shard::open(&path).unwrap();
         let header = shard.header();
         assert_eq!(header.token_bytes, if vocab_size <= 65_536 { 2 } else { 4 });
-        assert_eq!((header.tokens, header.documents, header.raw_bytes), (count as u64, 3, 3 * (count / 3 + count / 5) as u64));
+        assert_eq!(
+            (header.tokens, header.documents, header.raw_bytes),
+            (count as u64, 3, 3 * (count / 3 + count / 5) as u64)
+        );
         assert_eq!(header.tokenizer_hash, [7; 32]);
         let blocks = (count as u64 * header.token_bytes).div_ceil(BLOCK_BYTES) + 1;
         assert_eq!(shard.check(&|_| ()).unwrap(), blocks);
@@ -61,7 +66,10 @@ fn the_layout_is_the_documented_one() {
     let folder = TempDir::new().unwrap();
     let bytes = fs::read(write_shard(folder.path(), &[1, 2, 258], &[2], 300)).unwrap();
     assert_eq!(&bytes[..16], b"IRONSHRD\x01\0\0\0\x02\0\0\0");
-    assert_eq!(bytes[16..40], [[3, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0, 0]].concat());
+    assert_eq!(
+        bytes[16..40],
+        [[3, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0, 0]].concat()
+    );
     assert_eq!(bytes[40..72], [7; 32]);
     assert_eq!(bytes[72..88], [44, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[88..96], xxhash_rust::xxh3::xxh3_64(&bytes[..88]).to_le_bytes());

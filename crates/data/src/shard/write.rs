@@ -35,8 +35,7 @@ impl ShardWriter {
     /// Starts a shard that will appear at `path` when it is finished.
     pub fn create(path: &Path, tokenizer_hash: [u8; 32], vocab_size: u64) -> Result<ShardWriter> {
         let mut file = StagedFile::create(path).map_err(Error::write(path))?;
-        file.write_all(&[0; HEADER_BYTES as usize])
-            .map_err(Error::write(path))?;
+        file.write_all(&[0; HEADER_BYTES as usize]).map_err(Error::write(path))?;
         let header = Header {
             token_bytes: token_bytes(vocab_size),
             tokens: 0,
@@ -75,27 +74,15 @@ impl ShardWriter {
         while !rest.is_empty() {
             let room = (BLOCK_BYTES as usize - self.block.len()) / width;
             let (now, later) = rest.split_at(room.min(rest.len()));
-            if let Some(&token) = now
-                .iter()
-                .find(|&&token| u64::from(token) >= self.header.vocab_size)
-            {
-                let reason = format!(
-                    "token {token} is outside the vocabulary of {}",
-                    self.header.vocab_size
-                );
+            if let Some(&token) = now.iter().find(|&&token| u64::from(token) >= self.header.vocab_size) {
+                let reason = format!("token {token} is outside the vocabulary of {}", self.header.vocab_size);
                 let offset = HEADER_BYTES + self.header.tokens * width as u64;
-                return Err(Error::BadShard {
-                    path: self.path.clone(),
-                    offset,
-                    reason,
-                });
+                return Err(Error::BadShard { path: self.path.clone(), offset, reason });
             }
             if width == 2 {
-                self.block
-                    .extend(now.iter().flat_map(|&token| (token as u16).to_le_bytes()));
+                self.block.extend(now.iter().flat_map(|&token| (token as u16).to_le_bytes()));
             } else {
-                self.block
-                    .extend(now.iter().flat_map(|token| token.to_le_bytes()));
+                self.block.extend(now.iter().flat_map(|token| token.to_le_bytes()));
             }
             self.header.tokens += now.len() as u64;
             if self.block.len() == BLOCK_BYTES as usize {
@@ -111,20 +98,12 @@ impl ShardWriter {
         if !self.block.is_empty() {
             self.flush_block()?;
         }
-        let offsets: Vec<u8> = self
-            .offsets
-            .iter()
-            .flat_map(|offset| offset.to_le_bytes())
-            .collect();
+        let offsets: Vec<u8> = self.offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
         for block in offsets.chunks(BLOCK_BYTES as usize) {
             self.checksums.push(xxh3_64(block));
         }
         self.append(&offsets)?;
-        let table: Vec<u8> = self
-            .checksums
-            .iter()
-            .flat_map(|checksum| checksum.to_le_bytes())
-            .collect();
+        let table: Vec<u8> = self.checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
         self.append(&table)?;
         let header = self.header.to_bytes();
         self.hasher.update(&header);
@@ -135,18 +114,13 @@ impl ShardWriter {
             .and_then(|_| file.write_all(&header))
             .and_then(|()| file.commit())
             .map_err(Error::write(&self.path))?;
-        Ok(WrittenShard {
-            header: self.header,
-            hash,
-        })
+        Ok(WrittenShard { header: self.header, hash })
     }
 
     fn flush_block(&mut self) -> Result<()> {
         self.checksums.push(xxh3_64(&self.block));
         self.hasher.update(&self.block);
-        self.file
-            .write_all(&self.block)
-            .map_err(Error::write(&self.path))?;
+        self.file.write_all(&self.block).map_err(Error::write(&self.path))?;
         self.block.clear();
         Ok(())
     }
