@@ -1,0 +1,249 @@
+//! What is checked before a launch is accepted: types, shapes and what this backend has kernels for.
+
+use super::memory::DEVICE;
+use crate::{
+    device::Launch,
+    error::{Error, Result},
+    kernel::{AdamW, HeadLoss, Kernel},
+    op::{Attention, Op},
+    tensor::{DType, TensorType},
+};
+
+/// Whether the operands' types fit the kernel, and whether there is a kernel for them.
+pub(super) fn check(launch: &Launch) -> Result<()> {
+    let inputs: Vec<TensorType> = launch.inputs.iter().map(|view| view.of).collect();
+    let outputs: Vec<TensorType> = launch.outputs.iter().map(|view| view.of).collect();
+    let rule = Rule {
+        kernel: &launch.kernel,
+        inputs: &inputs,
+        outputs: &outputs,
+    };
+    rule.shapes()?;
+    rule.element_types()
+}
+
+struct Rule<'a> {
+    kernel: &'a Kernel,
+    inputs: &'a [TensorType],
+    outputs: &'a [TensorType],
+}
+
+impl Rule<'_> {
+    fn shapes(&self) -> Result<()> {
+        let (inputs, outputs) = (self.inputs, self.outputs);
+        match self.kernel {
+            Kernel::Op(op) => self.op(op),
+            Kernel::OpInto { op, .. } => {
+                let has_kernel = matches!(
+                    op,
+                    Op::LinearGradWeight
+                        | Op::LinearGradBias
+                        | Op::LayerNormGradParams { .. }
+                        | Op::EmbedGrad { .. }
+                );
+                self.ensure(has_kernel, "there is no kernel that writes this op into state")?;
+                self.op(op)
+            }
+            Kernel::Cast | Kernel::StateWrite { .. } => {
+                self.count(1, 1)?;
+                self.ensure(
+                    inputs[0].shape == outputs[0].shape,
+                    "input and output must have one shape",
+                )
+            }
+            Kernel::CacheAppend => {
+                self.count(2, 1)?;
+                let (&[b, _, c], &[cache_b, _, cache_c]) = (inputs[0].shape.dims(), outputs[0].shape.dims())
+                else {
+                    return self.ensure(false, "rows and cache must have three dimensions");
+                };
+                self.ensure(
+                    (b, c) == (cache_b, cache_c),
+                    "rows and cache must have the same samples and columns",
+                )?;
+                self.ensure(inputs[1].shape.dims() == [b], "there must be a start per sample")
+            }
+            Kernel::AddLayerNorm { eps, bias } => {
+                self.count(3 + usize::from(*bias), 4)?;
+                self.ensure(
+                    inputs[0].shape == inputs[1].shape,
+                    "both summands must have one shape",
+                )?;
+                let mut expected = Op::LayerNorm {
+                    eps: *eps,
+                    bias: *bias,
+                }
+                .outputs(&inputs[1..])?;
+                expected.insert(0, inputs[0]);
+                self.outputs(&expected)
+            }
+            Kernel::HeadLoss(head) => self.head(head),
+            Kernel::GlobalNorm => {
+                self.count(1, 1)?;
+                self.ensure(outputs[0].shape.elements() == 1, "the norm is one number")
+            }
+            Kernel::AdamW(adamw) => self.adamw(adamw),
+        }
+    }
+
+    fn op(&self, op: &Op) -> Result<()> {
+        self.outputs(&op.outputs(self.inputs)?)?;
+        // What shape rules leave open, because it does not decide the outputs.
+        match op {
+            Op::Attention(Attention { cached: true, .. }) => {
+                let samples = self.inputs[0].shape.dims()[0];
+                self.ensure(
+                    self.inputs[3].shape.elements() == samples,
+                    "there must be a start per sample",
+                )
+            }
+            Op::AttentionGrad(attention) => {
+                let &[b, t, _] = self.inputs[1].shape.dims() else {
+                    return self.ensure(false, "queries must have three dimensions");
+                };
+                let statistics = self.inputs[5].shape.elements();
+                self.ensure(
+                    statistics == b * attention.heads * t,
+                    "there must be a statistic per query and head",
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn head(&self, head: &HeadLoss) -> Result<()> {
+        let gradients = usize::from(head.d_input) + usize::from(head.d_weight.is_some());
+        self.count(4 + usize::from(head.has_gradient()), 2 + gradients)?;
+        let (inputs, outputs) = (self.inputs, self.outputs);
+        let logits = Op::Linear { bias: false }.outputs(&inputs[..2])?[0];
+        let losses = Op::CrossEntropy.outputs(&[logits, inputs[2], inputs[3]])?[0];
+        self.ensure(outputs[0] == losses, "there must be a loss per row")?;
+        if head.has_gradient() {
+            self.ensure(
+                inputs[4].shape == losses.shape,
+                "there must be a gradient per loss",
+            )?;
+        }
+        let (rows, vocabulary) = (logits.shape.rows(), logits.shape.columns());
+        let workspace = outputs[1].shape;
+        self.ensure(
+            head.chunk_rows > 0
+                && workspace.columns() == vocabulary
+                && workspace.rows() >= head.chunk_rows.min(rows),
+            "the workspace must hold a chunk of logits",
+        )?;
+        let wanted = [(head.d_input, inputs[0]), (head.d_weight.is_some(), inputs[1])];
+        let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
+        let mut pairs = wanted.zip(&outputs[2..]);
+        self.ensure(
+            pairs.all(|((_, of), to)| of.shape == to.shape),
+            "gradients must have the shapes of x and w",
+        )
+    }
+
+    fn adamw(&self, adamw: &AdamW) -> Result<()> {
+        self.count(3, 4)?;
+        let elements = self.inputs[0].shape.elements();
+        let same = self.outputs[..3]
+            .iter()
+            .all(|state| state.shape.elements() == elements);
+        self.ensure(same, "parameters, gradients and moments must have one length")?;
+        let scalars = [self.inputs[1], self.inputs[2], self.outputs[3]];
+        self.ensure(
+            scalars.iter().all(|of| of.shape.elements() == 1),
+            "norm, rate and counter are one number each",
+        )?;
+        let mut ranges: Vec<(usize, usize)> = adamw
+            .ranges
+            .iter()
+            .map(|range| (range.start, range.len))
+            .collect();
+        ranges.sort_unstable();
+        let mut end = 0;
+        for (start, len) in ranges {
+            let is_free = start >= end || len == 0;
+            end = start.saturating_add(len);
+            self.ensure(
+                is_free && end <= elements,
+                "ranges must be disjoint and inside the parameters",
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Every operand is f32, except indices, which are u32.
+    fn element_types(&self) -> Result<()> {
+        let is_index_output = |index| matches!(self.kernel, Kernel::AdamW(_)) && index == 3;
+        let operands = self
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, of)| (of, self.is_index_input(i)));
+        let results = self
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(i, of)| (of, is_index_output(i)));
+        for (of, is_index) in operands.chain(results) {
+            let wanted = if is_index { DType::U32 } else { DType::F32 };
+            if of.dtype != wanted {
+                return Err(Error::Unsupported {
+                    device: DEVICE,
+                    kernel: self.kernel.name(),
+                    dtype: of.dtype,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn is_index_input(&self, index: usize) -> bool {
+        match self.kernel {
+            Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
+                Op::Embed | Op::CrossEntropy | Op::CrossEntropyGrad => index == 1,
+                Op::EmbedGrad { .. } => index == 0,
+                Op::Dropout { .. } => index == 1 || index == 2,
+                Op::Attention(_) => index == 3,
+                _ => false,
+            },
+            Kernel::CacheAppend => index == 1,
+            Kernel::HeadLoss(_) => index == 2,
+            _ => false,
+        }
+    }
+
+    fn count(&self, inputs: usize, outputs: usize) -> Result<()> {
+        let fits = self.inputs.len() == inputs && self.outputs.len() == outputs;
+        self.ensure(fits, &format!("takes {inputs} inputs and {outputs} outputs"))
+    }
+
+    fn outputs(&self, expected: &[TensorType]) -> Result<()> {
+        self.ensure(
+            self.outputs == expected,
+            &format!("the outputs must be {}", list(expected)),
+        )
+    }
+
+    fn ensure(&self, holds: bool, requirement: &str) -> Result<()> {
+        if holds {
+            return Ok(());
+        }
+        let detail = format!(
+            "{requirement}, got {} → {}",
+            list(self.inputs),
+            list(self.outputs)
+        );
+        Err(Error::Binding {
+            kernel: self.kernel.name(),
+            detail,
+        })
+    }
+}
+
+fn list(types: &[TensorType]) -> String {
+    types
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}

@@ -1,0 +1,122 @@
+//! From a kernel to the function that runs it, and the working memory that it takes.
+
+use super::{
+    Context, Needs, attention, gemm, gemm::Matrix, gemm::Product, head, memory::Operands, rows, simd::Simd,
+};
+use crate::{device::Launch, error::Result, kernel::Kernel, op::Op, tensor::Shape};
+
+/// The working memory of a checked launch.
+pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
+    let input = |index: usize| -> Shape { launch.inputs[index].of.shape };
+    match &launch.kernel {
+        Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
+            Op::Linear { .. } => gemm::needs(simd, input(0).rows(), input(1).rows(), input(1).columns()),
+            Op::LinearGradInput => gemm::needs(simd, input(0).rows(), input(1).columns(), input(1).rows()),
+            Op::LinearGradWeight => {
+                gemm::needs(simd, input(0).columns(), input(1).columns(), input(0).rows())
+            }
+            Op::Attention(of) => attention::needs(simd, of, input(0), input(1)),
+            Op::AttentionGrad(of) => attention::grad_needs(simd, of, input(1), input(2)),
+            _ => Needs::default(),
+        },
+        Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
+        Kernel::GlobalNorm => Needs {
+            partials: rows::update::partial_count(input(0).elements()),
+            ..Needs::default()
+        },
+        Kernel::Cast
+        | Kernel::StateWrite { .. }
+        | Kernel::CacheAppend
+        | Kernel::AddLayerNorm { .. }
+        | Kernel::AdamW(_) => Needs::default(),
+    }
+}
+
+/// Runs a checked launch.
+pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Operands<'_>) -> Result<()> {
+    match kernel {
+        Kernel::Op(op) => return run_op(context, op, operands, false),
+        Kernel::OpInto { op, add } => return run_op(context, op, operands, *add),
+        Kernel::Cast => rows::pointwise::write(context, operands, false),
+        Kernel::StateWrite { add } => rows::pointwise::write(context, operands, *add),
+        Kernel::CacheAppend => rows::copy::cache_append(context, operands),
+        Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
+        Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
+        Kernel::GlobalNorm => rows::update::global_norm(context, operands),
+        Kernel::AdamW(of) => rows::update::adamw(context, operands, of),
+    }
+    Ok(())
+}
+
+/// Runs an op; `add` is only ever set for those that can add to their outputs.
+fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: bool) -> Result<()> {
+    match op {
+        Op::Embed => return rows::embed::embed(context, operands),
+        Op::Linear { bias } => {
+            let bias = bias.then(|| operands.input(2));
+            let (x, w) = (matrix(operands, 0), matrix(operands, 1));
+            gemm::multiply(
+                context,
+                Product {
+                    a: x,
+                    b: w.transposed(),
+                    bias,
+                    add,
+                },
+                operands.output(0),
+            );
+        }
+        Op::LayerNorm { eps, bias } => rows::norm::layer_norm(context, operands, *eps, *bias),
+        Op::Split { .. } => rows::copy::split(context, operands),
+        Op::Concat => rows::copy::concat(context, operands),
+        Op::Attention(of) => attention::attention(context, operands, of),
+        Op::Gelu => rows::pointwise::gelu(context, operands),
+        Op::Add => rows::pointwise::add(context, operands),
+        Op::Dropout { probability, number } => {
+            rows::pointwise::dropout(context, operands, *probability, *number);
+        }
+        Op::CrossEntropy => return rows::loss::cross_entropy(context, operands),
+        Op::Sum => rows::pointwise::sum(context, operands),
+        Op::Broadcast { .. } => rows::pointwise::broadcast(context, operands),
+        Op::EmbedGrad { .. } => return rows::embed::embed_grad(context, operands, add),
+        Op::LinearGradInput => {
+            let (d_y, w) = (matrix(operands, 0), matrix(operands, 1));
+            gemm::multiply(
+                context,
+                Product {
+                    a: d_y,
+                    b: w,
+                    bias: None,
+                    add,
+                },
+                operands.output(0),
+            );
+        }
+        Op::LinearGradWeight => {
+            let (d_y, x) = (matrix(operands, 0), matrix(operands, 1));
+            gemm::multiply(
+                context,
+                Product {
+                    a: d_y.transposed(),
+                    b: x,
+                    bias: None,
+                    add,
+                },
+                operands.output(0),
+            );
+        }
+        Op::LinearGradBias => rows::norm::linear_grad_bias(context, operands, add),
+        Op::LayerNormGradInput => rows::norm::layer_norm_grad_input(context, operands),
+        Op::LayerNormGradParams { bias } => rows::norm::layer_norm_grad_params(context, operands, *bias, add),
+        Op::AttentionGrad(of) => attention::attention_grad(context, operands, of),
+        Op::GeluGrad => rows::pointwise::gelu_grad(context, operands),
+        Op::CrossEntropyGrad => return rows::loss::cross_entropy_grad(context, operands),
+    }
+    Ok(())
+}
+
+/// An input as a matrix of its rows.
+fn matrix<'a>(operands: &Operands<'a>, index: usize) -> Matrix<'a> {
+    let shape = operands.input_type(index).shape;
+    Matrix::new(operands.input(index), shape.rows(), shape.columns())
+}

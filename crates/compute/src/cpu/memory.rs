@@ -1,0 +1,366 @@
+//! Buffers of a device, and the slices that kernels see of them.
+//!
+//! Inputs and outputs of a launch usually lie in one arena, so a launch needs shared and exclusive slices of one buffer at
+//! a time. [`Operation`] is the permit: it can only be made by [`Memory::check`], which refuses operands that overlap, so
+//! [`Operands`] can hand out each output once and every input freely.
+#![expect(
+    unsafe_code,
+    reason = "inputs and outputs of a launch are disjoint slices of one buffer"
+)]
+
+use std::{cell::UnsafeCell, marker::PhantomData};
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{
+    device::{BufferId, Launch, View, overlap},
+    error::{Error, Result},
+    tensor::{DType, TensorType},
+};
+
+/// The device's name in errors.
+pub(super) const DEVICE: &str = "cpu";
+
+/// The unit of allocation: 256 bytes at a multiple of 256, so that every view may start on a cache line.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(256))]
+struct Line([f32; LINE_FLOATS]);
+
+const LINE_FLOATS: usize = 64;
+
+fn zeroed_lines<T>(floats: usize, zero: impl Fn() -> T) -> Result<Vec<T>> {
+    let count = floats.div_ceil(LINE_FLOATS);
+    let mut lines = Vec::new();
+    if lines.try_reserve_exact(count).is_err() {
+        return Err(Error::OutOfMemory {
+            device: DEVICE,
+            bytes: floats.saturating_mul(size_of::<f32>()),
+        });
+    }
+    lines.resize_with(count, zero);
+    Ok(lines)
+}
+
+/// Working memory of kernels: aligned numbers of arbitrary content.
+#[derive(Default)]
+pub(super) struct Scratch(Vec<Line>);
+
+impl Scratch {
+    /// Makes room for at least `floats` numbers.
+    pub fn reserve(&mut self, floats: usize) -> Result<()> {
+        if self.0.len() * LINE_FLOATS < floats {
+            // Freed first, so that old and new do not exist at once.
+            self.0 = Vec::new();
+            self.0 = zeroed_lines(floats, Line::zeroed)?;
+        }
+        Ok(())
+    }
+
+    /// All of it.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// All buffers of a device. An id is never used twice.
+#[derive(Default)]
+pub(super) struct Memory {
+    buffers: Vec<Option<Buffer>>,
+}
+
+struct Buffer {
+    /// Cells, because a launch writes one part while it reads another.
+    lines: Vec<UnsafeCell<Line>>,
+    bytes: usize,
+}
+
+/// A view that was found to lie inside its buffer, in elements of four bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    buffer: BufferId,
+    start: usize,
+    of: TensorType,
+}
+
+/// The operands of a launch that [`Memory::check`] has found disjoint.
+#[derive(Debug)]
+pub(super) struct Operation {
+    inputs: Vec<Place>,
+    outputs: Vec<Place>,
+}
+
+impl Operation {
+    /// Whether an operand lies in this buffer.
+    pub fn names(&self, buffer: BufferId) -> bool {
+        self.inputs
+            .iter()
+            .chain(&self.outputs)
+            .any(|place| place.buffer == buffer)
+    }
+}
+
+impl Memory {
+    /// A new buffer of zeros.
+    pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
+        let lines = zeroed_lines(bytes.div_ceil(size_of::<f32>()), || {
+            UnsafeCell::new(Line::zeroed())
+        })?;
+        self.buffers.push(Some(Buffer { lines, bytes }));
+        Ok(BufferId(self.buffers.len() - 1))
+    }
+
+    /// Gives a buffer back.
+    pub fn free(&mut self, buffer: BufferId) {
+        if let Some(slot) = self.buffers.get_mut(buffer.0) {
+            *slot = None;
+        }
+    }
+
+    /// The elements of a view, as the numbers they are stored as.
+    pub fn read(&self, kernel: &'static str, view: &View) -> Result<&[f32]> {
+        let place = self.place(kernel, view)?;
+        let pointer = self.pointer(&place);
+        // SAFETY: `pointer` has found the place inside its live buffer; writers need `&mut self`, which the returned
+        // borrow of `self` excludes.
+        Ok(unsafe { std::slice::from_raw_parts(pointer, place.of.shape.elements()) })
+    }
+
+    /// The elements of a view, to be written.
+    pub fn write(&mut self, kernel: &'static str, view: &View) -> Result<&mut [f32]> {
+        let place = self.place(kernel, view)?;
+        let pointer = self.pointer(&place);
+        // SAFETY: `pointer` has found the place inside its live buffer, and `&mut self` excludes every other slice.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, place.of.shape.elements()) })
+    }
+
+    /// Checks that the operands of a launch lie in memory and that no output overlaps another operand.
+    pub fn check(&self, launch: &Launch) -> Result<Operation> {
+        let kernel = launch.kernel.name();
+        for (index, output) in launch.outputs.iter().enumerate() {
+            let others = launch.inputs.iter().chain(&launch.outputs[..index]);
+            for other in others {
+                if overlap(output, output.of.dtype.bytes(), other, other.of.dtype.bytes()) {
+                    let detail = format!(
+                        "output {index} {} overlaps another operand {}",
+                        output.of, other.of
+                    );
+                    return Err(Error::Binding { kernel, detail });
+                }
+            }
+        }
+        let places = |views: &[View]| {
+            views
+                .iter()
+                .map(|view| self.place(kernel, view))
+                .collect::<Result<_>>()
+        };
+        Ok(Operation {
+            inputs: places(&launch.inputs)?,
+            outputs: places(&launch.outputs)?,
+        })
+    }
+
+    /// The slices of a launch. They borrow the memory exclusively, so launches cannot run into each other.
+    pub fn operands<'a>(&'a mut self, operation: &'a Operation) -> Operands<'a> {
+        Operands {
+            memory: self,
+            operation,
+            taken: 0,
+            exclusive: PhantomData,
+        }
+    }
+
+    fn place(&self, kernel: &'static str, view: &View) -> Result<Place> {
+        let wrong = |what: String| Error::Binding {
+            kernel,
+            detail: format!("{what} ({})", view.of),
+        };
+        if view.of.dtype.bytes() != size_of::<f32>() {
+            return Err(Error::Unsupported {
+                device: DEVICE,
+                kernel,
+                dtype: view.of.dtype,
+            });
+        }
+        let Some(Some(buffer)) = self.buffers.get(view.buffer.0) else {
+            return Err(wrong("an operand's buffer does not exist or was freed".into()));
+        };
+        if !view.offset_bytes.is_multiple_of(size_of::<f32>()) {
+            return Err(wrong(format!(
+                "an operand starts at byte {}, inside an element",
+                view.offset_bytes
+            )));
+        }
+        let bytes = view.of.shape.elements().checked_mul(size_of::<f32>());
+        if bytes
+            .and_then(|bytes| bytes.checked_add(view.offset_bytes))
+            .is_none_or(|end| end > buffer.bytes)
+        {
+            let detail = format!(
+                "an operand starts at byte {} and ends past its buffer of {}",
+                view.offset_bytes, buffer.bytes
+            );
+            return Err(wrong(detail));
+        }
+        Ok(Place {
+            buffer: view.buffer,
+            start: view.offset_bytes / size_of::<f32>(),
+            of: view.of,
+        })
+    }
+
+    /// Where a place starts.
+    ///
+    /// # Panics
+    /// When the place does not lie in a living buffer: a sequence was run on memory it was not bound to.
+    fn pointer(&self, place: &Place) -> *mut f32 {
+        let buffer = self.buffers.get(place.buffer.0).and_then(Option::as_ref);
+        let buffer =
+            buffer.unwrap_or_else(|| panic!("buffer {:?} was freed before its sequence ran", place.buffer));
+        assert!(place.start + place.of.shape.elements() <= buffer.lines.len() * LINE_FLOATS);
+        let base = UnsafeCell::raw_get(buffer.lines.as_ptr()).cast::<f32>();
+        // SAFETY: the assertion keeps the result inside the buffer's lines or at their end.
+        unsafe { base.add(place.start) }
+    }
+}
+
+/// The slices of one launch.
+pub(super) struct Operands<'a> {
+    memory: &'a Memory,
+    operation: &'a Operation,
+    /// A bit per output that was handed out.
+    taken: u64,
+    exclusive: PhantomData<&'a mut Memory>,
+}
+
+impl<'a> Operands<'a> {
+    /// The numbers of an input.
+    pub fn input(&self, index: usize) -> &'a [f32] {
+        let place = &self.operation.inputs[index];
+        // SAFETY: `pointer` has found the place inside its live buffer. The memory is borrowed exclusively for 'a, and
+        // within the launch only outputs are written, which `Memory::check` found disjoint from every input.
+        unsafe { std::slice::from_raw_parts(self.memory.pointer(place), place.of.shape.elements()) }
+    }
+
+    /// The indices of an input.
+    pub fn indices(&self, index: usize) -> &'a [u32] {
+        assert_eq!(
+            self.operation.inputs[index].of.dtype,
+            DType::U32,
+            "checked at bind"
+        );
+        bytemuck::cast_slice(self.input(index))
+    }
+
+    /// The numbers of an output, to read and write.
+    ///
+    /// # Panics
+    /// When asked for the second time.
+    pub fn output(&mut self, index: usize) -> &'a mut [f32] {
+        assert!(
+            index < 64 && self.taken >> index & 1 == 0,
+            "output {index} is handed out once"
+        );
+        self.taken |= 1 << index;
+        let place = &self.operation.outputs[index];
+        // SAFETY: `pointer` has found the place inside its live buffer. The memory is borrowed exclusively for 'a, no
+        // other operand overlaps this output (`Memory::check`), and `taken` keeps this slice the only one of it.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.pointer(place), place.of.shape.elements()) }
+    }
+
+    /// The indices of an output.
+    pub fn output_indices(&mut self, index: usize) -> &'a mut [u32] {
+        assert_eq!(
+            self.operation.outputs[index].of.dtype,
+            DType::U32,
+            "checked at bind"
+        );
+        bytemuck::cast_slice_mut(self.output(index))
+    }
+
+    /// How many inputs there are.
+    pub fn input_count(&self) -> usize {
+        self.operation.inputs.len()
+    }
+
+    /// How many outputs there are.
+    pub fn output_count(&self) -> usize {
+        self.operation.outputs.len()
+    }
+
+    /// The type of an input.
+    pub fn input_type(&self, index: usize) -> TensorType {
+        self.operation.inputs[index].of
+    }
+
+    /// The type of an output.
+    pub fn output_type(&self, index: usize) -> TensorType {
+        self.operation.outputs[index].of
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{kernel::Kernel, op::Op};
+
+    fn view(buffer: BufferId, offset_bytes: usize, len: usize) -> View {
+        View {
+            buffer,
+            offset_bytes,
+            of: TensorType::new(&[len], DType::F32),
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_refused() {
+        let mut memory = Memory::default();
+        let buffer = memory.allocate(100).unwrap();
+        let check = |inputs: Vec<View>, output: View| {
+            memory
+                .check(&Launch {
+                    kernel: Kernel::Op(Op::Gelu),
+                    inputs,
+                    outputs: vec![output],
+                })
+                .map(drop)
+        };
+        check(vec![view(buffer, 0, 10)], view(buffer, 40, 10)).unwrap();
+        check(vec![view(buffer, 0, 10)], view(buffer, 36, 10)).unwrap_err();
+        check(vec![view(buffer, 0, 10)], view(buffer, 64, 10)).unwrap_err();
+        check(vec![view(buffer, 2, 10)], view(buffer, 60, 10)).unwrap_err();
+        check(vec![view(BufferId(7), 0, 10)], view(buffer, 60, 10)).unwrap_err();
+    }
+
+    #[test]
+    fn buffers_are_zeroed_and_aligned() {
+        let mut memory = Memory::default();
+        for bytes in [1, 4, 1000] {
+            let buffer = memory.allocate(bytes).unwrap();
+            let all = view(buffer, 0, bytes / 4);
+            let slice = memory.read("test", &all).unwrap();
+            assert_eq!(slice.as_ptr() as usize % 256, 0);
+            assert!(slice.iter().all(|&x| x == 0.0));
+        }
+        assert!(matches!(
+            memory.allocate(usize::MAX / 2),
+            Err(Error::OutOfMemory { .. })
+        ));
+    }
+
+    #[test]
+    #[should_panic = "handed out once"]
+    fn an_output_is_handed_out_once() {
+        let mut memory = Memory::default();
+        let buffer = memory.allocate(100).unwrap();
+        let launch = Launch {
+            kernel: Kernel::Op(Op::Gelu),
+            inputs: vec![view(buffer, 0, 4)],
+            outputs: vec![view(buffer, 16, 4)],
+        };
+        let operation = memory.check(&launch).unwrap();
+        let mut operands = memory.operands(&operation);
+        let _first = operands.output(0);
+        let _second = operands.output(0);
+    }
+}

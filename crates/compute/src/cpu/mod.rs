@@ -1,0 +1,260 @@
+//! The processor's own backend: blocked, vectorised and threaded kernels in f32.
+//!
+//! Results depend on the shapes and the instruction set, never on the number of threads: work is cut into tiles by shape
+//! alone, and every sum has one owner or runs over a fixed list of tiles in order. Working memory is set aside when a
+//! sequence is bound, so running one allocates nothing.
+
+mod attention;
+mod check;
+mod gemm;
+mod head;
+mod launch;
+mod memory;
+mod pool;
+mod rows;
+mod shared;
+mod simd;
+mod vector;
+
+pub use simd::InstructionSet;
+
+use memory::{DEVICE, Memory, Operation, Scratch};
+use pool::Pool;
+use simd::Simd;
+
+use crate::{
+    device::{BufferId, Device, HostData, Launch, SequenceId, View},
+    error::{Error, Result},
+    kernel::Kernel,
+    tensor::DType,
+};
+
+/// The backend. Its threads are its own and end with it.
+pub struct Cpu {
+    simd: Simd,
+    pool: Pool,
+    memory: Memory,
+    sequences: Vec<Option<Vec<Step>>>,
+    shared: Scratch,
+    partials: Vec<f64>,
+}
+
+/// A launch that was checked against memory.
+struct Step {
+    kernel: Kernel,
+    operation: Operation,
+}
+
+impl Cpu {
+    /// A backend that computes on `threads` threads, the caller's included, with the widest instructions there are.
+    pub fn new(threads: usize) -> Result<Self> {
+        Self::with_simd(threads, Simd::widest())
+    }
+
+    /// A backend that uses one instruction set; nothing when this processor does not have it. For tests, which try them all
+    /// on one machine.
+    pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Option<Result<Self>> {
+        Simd::new(set).map(|simd| Self::with_simd(threads, simd))
+    }
+
+    fn with_simd(threads: usize, simd: Simd) -> Result<Self> {
+        Ok(Cpu {
+            simd,
+            pool: Pool::new(threads)?,
+            memory: Memory::default(),
+            sequences: Vec::new(),
+            shared: Scratch::default(),
+            partials: Vec::new(),
+        })
+    }
+
+    /// How many threads compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// The instructions in use.
+    pub fn instruction_set(&self) -> InstructionSet {
+        self.simd.set()
+    }
+
+    fn reserve(&mut self, needs: Needs) -> Result<()> {
+        self.shared.reserve(needs.shared)?;
+        self.pool.reserve(needs.scratch)?;
+        if needs.partials > self.partials.len() {
+            self.partials.resize(needs.partials, 0.0);
+        }
+        Ok(())
+    }
+}
+
+/// Working memory of a launch, in elements.
+#[derive(Clone, Copy, Default)]
+struct Needs {
+    /// Of every thread.
+    scratch: usize,
+    /// Of all threads together.
+    shared: usize,
+    /// Sums of tiles in double precision.
+    partials: usize,
+}
+
+impl Needs {
+    /// Makes this enough for another launch too.
+    fn include(&mut self, other: Needs) {
+        self.scratch = self.scratch.max(other.scratch);
+        self.shared = self.shared.max(other.shared);
+        self.partials = self.partials.max(other.partials);
+    }
+}
+
+/// What a running kernel may use besides its operands.
+struct Context<'a> {
+    simd: Simd,
+    pool: &'a mut Pool,
+    shared: &'a mut Scratch,
+    partials: &'a mut [f64],
+}
+
+impl Device for Cpu {
+    fn name(&self) -> &'static str {
+        DEVICE
+    }
+
+    fn describe(&self) -> String {
+        let threads = self.threads();
+        let plural = if threads == 1 { "" } else { "s" };
+        format!(
+            "{DEVICE}: {} kernels in f32, {threads} thread{plural}",
+            self.simd.set()
+        )
+    }
+
+    fn element_bytes(&self, dtype: DType) -> usize {
+        dtype.bytes()
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
+        self.memory.allocate(bytes)
+    }
+
+    fn free(&mut self, buffer: BufferId) {
+        self.memory.free(buffer);
+        for sequence in &mut self.sequences {
+            if sequence
+                .as_ref()
+                .is_some_and(|steps| steps.iter().any(|step| step.operation.names(buffer)))
+            {
+                *sequence = None;
+            }
+        }
+    }
+
+    fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()> {
+        let of = to.of;
+        let elements = self.memory.write("upload", to)?;
+        check_length("upload", elements.len(), data.len())?;
+        if of.dtype == DType::U32 {
+            let indices: &mut [u32] = bytemuck::cast_slice_mut(elements);
+            match data {
+                HostData::U32(data) => indices.copy_from_slice(data),
+                HostData::F32(data) => convert(data, indices, |x| x as u32),
+                HostData::F64(data) => convert(data, indices, |x| x as u32),
+            }
+        } else {
+            match data {
+                HostData::F32(data) => elements.copy_from_slice(data),
+                HostData::F64(data) => convert(data, elements, |x| x as f32),
+                HostData::U32(data) => convert(data, elements, |x| x as f32),
+            }
+        }
+        Ok(())
+    }
+
+    fn download(&self, from: &View, out: &mut [f32]) -> Result<()> {
+        let elements = self.memory.read("download", from)?;
+        check_length("download", elements.len(), out.len())?;
+        match from.of.dtype {
+            DType::U32 => convert(bytemuck::cast_slice::<f32, u32>(elements), out, |x| x as f32),
+            _ => out.copy_from_slice(elements),
+        }
+        Ok(())
+    }
+
+    fn download_f64(&self, from: &View, out: &mut [f64]) -> Result<()> {
+        let elements = self.memory.read("download", from)?;
+        check_length("download", elements.len(), out.len())?;
+        match from.of.dtype {
+            DType::U32 => convert(bytemuck::cast_slice::<f32, u32>(elements), out, f64::from),
+            _ => convert(elements, out, f64::from),
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {
+        let mut steps = Vec::with_capacity(launches.len());
+        let mut needs = Needs::default();
+        for launch in launches {
+            check::check(launch)?;
+            let operation = self.memory.check(launch)?;
+            needs.include(launch::needs(self.simd, launch));
+            steps.push(Step {
+                kernel: launch.kernel.clone(),
+                operation,
+            });
+        }
+        self.reserve(needs)?;
+        self.sequences.push(Some(steps));
+        Ok(SequenceId(self.sequences.len() - 1))
+    }
+
+    fn unbind(&mut self, sequence: SequenceId) {
+        if let Some(slot) = self.sequences.get_mut(sequence.0) {
+            *slot = None;
+        }
+    }
+
+    fn run(&mut self, sequence: SequenceId) -> Result<()> {
+        let Cpu {
+            simd,
+            pool,
+            memory,
+            sequences,
+            shared,
+            partials,
+        } = self;
+        let Some(Some(steps)) = sequences.get(sequence.0) else {
+            let detail = "the sequence was unbound, or a buffer that it names was freed".into();
+            return Err(Error::Binding {
+                kernel: "run",
+                detail,
+            });
+        };
+        let mut context = Context {
+            simd: *simd,
+            pool,
+            shared,
+            partials,
+        };
+        for step in steps {
+            launch::run(&mut context, &step.kernel, &mut memory.operands(&step.operation))?;
+        }
+        Ok(())
+    }
+}
+
+fn check_length(kernel: &'static str, view: usize, host: usize) -> Result<()> {
+    if view == host {
+        return Ok(());
+    }
+    Err(Error::Binding {
+        kernel,
+        detail: format!("{host} elements for a view of {view}"),
+    })
+}
+
+fn convert<A: Copy, B>(from: &[A], to: &mut [B], each: impl Fn(A) -> B) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = each(from);
+    }
+}

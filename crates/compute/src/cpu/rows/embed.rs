@@ -1,0 +1,72 @@
+//! Rows of a table, and the gradient of the table.
+
+use super::{
+    super::{
+        Context,
+        memory::Operands,
+        shared::{Grid, for_tiles},
+        vector,
+    },
+    tile_rows,
+};
+use crate::error::{Error, Result};
+
+pub(in super::super) fn embed(context: &mut Context<'_>, operands: &mut Operands<'_>) -> Result<()> {
+    let (table, ids) = (operands.input(0), operands.indices(1));
+    let [rows, columns] = *operands.input_type(0).shape.dims() else {
+        unreachable!("checked at bind")
+    };
+    check_ids("embed", ids, rows)?;
+    let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
+    for_tiles(context.pool, [grid], |[mut y], _| {
+        for row in 0..y.rows() {
+            let id = ids[y.row + row] as usize;
+            y.row_mut(row).copy_from_slice(&table[id * columns..][..columns]);
+        }
+    });
+    Ok(())
+}
+
+/// A tile is a range of the table's rows. Its owner reads all ids and adds the gradients of its own in their order.
+pub(in super::super) fn embed_grad(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    add: bool,
+) -> Result<()> {
+    let (simd, ids, d_y) = (context.simd, operands.indices(0), operands.input(1));
+    let [rows, columns] = *operands.output_type(0).shape.dims() else {
+        unreachable!("checked at bind")
+    };
+    check_ids("embed_grad", ids, rows)?;
+    let grid = Grid::rows(operands.output(0), columns, embed_grad_tile_rows(rows, columns));
+    for_tiles(context.pool, [grid], |[mut d_table], _| {
+        let range = d_table.row_range();
+        if !add {
+            (0..range.len()).for_each(|row| d_table.row_mut(row).fill(0.0));
+        }
+        for (index, &id) in ids.iter().enumerate() {
+            if range.contains(&(id as usize)) {
+                let d_y = &d_y[index * columns..][..columns];
+                vector::accumulate(simd, d_y, d_table.row_mut(id as usize - range.start));
+            }
+        }
+    });
+    Ok(())
+}
+
+/// At most 64 tiles, since each reads all ids; small tables still have several.
+fn embed_grad_tile_rows(rows: usize, columns: usize) -> usize {
+    tile_rows(columns).clamp(1, 32).max(rows.div_ceil(64))
+}
+
+/// The first id that is not below `rows`, as an error.
+pub(in super::super) fn check_ids(op: &'static str, ids: &[u32], rows: usize) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= rows) {
+        Some(&id) => Err(Error::IndexOutOfRange {
+            op,
+            index: id as usize,
+            rows,
+        }),
+        None => Ok(()),
+    }
+}

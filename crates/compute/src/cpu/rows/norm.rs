@@ -1,0 +1,209 @@
+//! Layer norm, alone and with the residual before it, its gradients, and the gradient of a bias.
+
+use super::{
+    super::{
+        Context,
+        memory::Operands,
+        shared::{Grid, Tile, for_tiles},
+        simd::Simd,
+        vector,
+    },
+    tile_rows,
+};
+
+/// Columns that one owner sums over all rows.
+const OWNED_COLUMNS: usize = 64;
+/// Rows whose sum is formed on its own before it is added: keeps rounding errors from growing with the number of rows.
+const SUMMED_ROWS: usize = 128;
+
+pub(in super::super) fn layer_norm(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    eps: f32,
+    bias: bool,
+) {
+    let (simd, x) = (context.simd, operands.input(0));
+    let columns = operands.input_type(0).shape.columns();
+    let norm = Norm {
+        simd,
+        gain: operands.input(1),
+        shift: bias.then(|| operands.input(2)),
+        eps,
+    };
+    let rows = tile_rows(columns);
+    let grids = [
+        Grid::rows(operands.output(0), columns, rows),
+        Grid::elements(operands.output(1), rows),
+        Grid::elements(operands.output(2), rows),
+    ];
+    for_tiles(context.pool, grids, |[mut y, mut mean, mut rstd], _| {
+        for row in 0..y.rows() {
+            let x = &x[(y.row + row) * columns..][..columns];
+            norm.row(x, row, &mut y, &mut mean, &mut rstd);
+        }
+    });
+}
+
+pub(in super::super) fn add_layer_norm(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    eps: f32,
+    bias: bool,
+) {
+    let (simd, a, b) = (context.simd, operands.input(0), operands.input(1));
+    let columns = operands.input_type(0).shape.columns();
+    let norm = Norm {
+        simd,
+        gain: operands.input(2),
+        shift: bias.then(|| operands.input(3)),
+        eps,
+    };
+    let rows = tile_rows(columns);
+    let grids = [
+        Grid::rows(operands.output(0), columns, rows),
+        Grid::rows(operands.output(1), columns, rows),
+        Grid::elements(operands.output(2), rows),
+        Grid::elements(operands.output(3), rows),
+    ];
+    for_tiles(context.pool, grids, |[mut sum, mut y, mut mean, mut rstd], _| {
+        for row in 0..y.rows() {
+            let start = (y.row + row) * columns;
+            let sum = sum.row_mut(row);
+            vector::add(simd, &a[start..start + columns], &b[start..start + columns], sum);
+            norm.row(sum, row, &mut y, &mut mean, &mut rstd);
+        }
+    });
+}
+
+struct Norm<'a> {
+    simd: Simd,
+    gain: &'a [f32],
+    shift: Option<&'a [f32]>,
+    eps: f32,
+}
+
+impl Norm<'_> {
+    fn row(&self, x: &[f32], row: usize, y: &mut Tile<'_>, mean: &mut Tile<'_>, rstd: &mut Tile<'_>) {
+        let statistics = vector::norm_statistics(self.simd, x, self.eps);
+        (mean.row_mut(0)[row], rstd.row_mut(0)[row]) = statistics;
+        vector::normalise(
+            self.simd,
+            x,
+            statistics.0,
+            statistics.1,
+            self.gain,
+            self.shift,
+            y.row_mut(row),
+        );
+    }
+}
+
+pub(in super::super) fn layer_norm_grad_input(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+    let (simd, d_y, x, gain) = (
+        context.simd,
+        operands.input(0),
+        operands.input(1),
+        operands.input(2),
+    );
+    let (mean, rstd) = (operands.input(3), operands.input(4));
+    let columns = operands.input_type(0).shape.columns();
+    let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
+    for_tiles(context.pool, [grid], |[mut d_x], _| {
+        for row in d_x.row_range() {
+            let range = row * columns..(row + 1) * columns;
+            let to = d_x.row_mut(row - d_x.row);
+            vector::norm_grad_input(
+                simd,
+                &d_y[range.clone()],
+                &x[range],
+                gain,
+                mean[row],
+                rstd[row],
+                to,
+            );
+        }
+    });
+}
+
+pub(in super::super) fn layer_norm_grad_params(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    bias: bool,
+    add: bool,
+) {
+    let (simd, d_y, x) = (context.simd, operands.input(0), operands.input(1));
+    let (mean, rstd) = (operands.input(2), operands.input(3));
+    let columns = operands.input_type(0).shape.columns();
+    let sums = |owned: std::ops::Range<usize>, d_gain: &mut [f32], d_shift: Option<&mut [f32]>| {
+        let (mut gains, mut shifts) = ([0.0; OWNED_COLUMNS], [0.0; OWNED_COLUMNS]);
+        let (gains, shifts) = (&mut gains[..owned.len()], &mut shifts[..owned.len()]);
+        for block in (0..mean.len()).step_by(SUMMED_ROWS) {
+            let (mut gain_part, mut shift_part) = ([0.0; OWNED_COLUMNS], [0.0; OWNED_COLUMNS]);
+            for row in block..(block + SUMMED_ROWS).min(mean.len()) {
+                let range = row * columns + owned.start..row * columns + owned.end;
+                let (d_y, x) = (&d_y[range.clone()], &x[range]);
+                vector::norm_grad_params(
+                    simd,
+                    d_y,
+                    x,
+                    mean[row],
+                    rstd[row],
+                    &mut gain_part,
+                    &mut shift_part,
+                );
+            }
+            vector::accumulate(simd, &gain_part, gains);
+            vector::accumulate(simd, &shift_part, shifts);
+        }
+        finish(simd, gains, d_gain, add);
+        if let Some(d_shift) = d_shift {
+            finish(simd, shifts, d_shift, add);
+        }
+    };
+    let d_gain = Grid::elements(operands.output(0), OWNED_COLUMNS);
+    if bias {
+        let d_shift = Grid::elements(operands.output(1), OWNED_COLUMNS);
+        for_tiles(context.pool, [d_gain, d_shift], |[d_gain, d_shift], _| {
+            sums(
+                d_gain.column_range(),
+                d_gain.into_slice(),
+                Some(d_shift.into_slice()),
+            );
+        });
+    } else {
+        for_tiles(context.pool, [d_gain], |[d_gain], _| {
+            sums(d_gain.column_range(), d_gain.into_slice(), None)
+        });
+    }
+}
+
+pub(in super::super) fn linear_grad_bias(context: &mut Context<'_>, operands: &mut Operands<'_>, add: bool) {
+    let (simd, d_y) = (context.simd, operands.input(0));
+    let shape = operands.input_type(0).shape;
+    let (rows, columns) = (shape.rows(), shape.columns());
+    for_tiles(
+        context.pool,
+        [Grid::elements(operands.output(0), OWNED_COLUMNS)],
+        |[d_b], _| {
+            let owned = d_b.column_range();
+            let mut sums = [0.0; OWNED_COLUMNS];
+            let sums = &mut sums[..owned.len()];
+            for block in (0..rows).step_by(SUMMED_ROWS) {
+                let mut part = [0.0; OWNED_COLUMNS];
+                for row in block..(block + SUMMED_ROWS).min(rows) {
+                    vector::accumulate(simd, &d_y[row * columns..][owned.clone()], &mut part);
+                }
+                vector::accumulate(simd, &part, sums);
+            }
+            finish(simd, sums, d_b.into_slice(), add);
+        },
+    );
+}
+
+fn finish(simd: Simd, sums: &[f32], out: &mut [f32], add: bool) {
+    if add {
+        vector::accumulate(simd, sums, out);
+    } else {
+        out.copy_from_slice(sums);
+    }
+}
