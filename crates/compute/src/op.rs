@@ -38,7 +38,7 @@ pub struct Attention {
 /// An operation on tensors. Operands are listed as `(inputs) → outputs`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Rows of a table: `(table [V,C], ids u32[..]) → [..,C]`.
+    /// Rows of a table: `(table [..,C], ids u32[..]) → [..,C]`; all dimensions of the table but the last count its rows.
     Embed,
     /// `(x [..,K], w [M,K], b [M] if bias) → x·wᵀ + b [..,M]`.
     Linear {
@@ -145,7 +145,7 @@ impl Op {
         match self {
             Op::Embed => {
                 let [table, ids] = rule.operands()?;
-                rule.ensure(table.shape.dims().len() == 2, "the table must have two dimensions")?;
+                rule.ensure(table.shape.dims().len() >= 2, "the table must have rows and columns")?;
                 rule.indices(1)?;
                 let columns = table.shape.columns();
                 Ok(vec![TensorType { shape: ids.shape.with_inner(columns), dtype: table.dtype }])

@@ -122,7 +122,7 @@ impl Graph {
         match op {
             Op::Embed => {
                 if let (Some(d_y), true) = (main, needs[0]) {
-                    let rows = self.shape(inputs[0]).rows();
+                    let [rows, _] = *self.shape(inputs[0]).dims() else { return refuse() };
                     d_inputs[0] = Some(self.op1(Op::EmbedGrad { rows }, &[inputs[1], d_y])?);
                 }
             }

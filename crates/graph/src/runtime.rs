@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Which passes run, in this fixed order: precision, fuse, plan.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passes {
     /// The element types of activations and products.
     pub precision: Precision,
@@ -67,19 +67,20 @@ struct Program {
 
 impl Runtime {
     /// Takes the memory of all declared states on a device.
-    pub fn new(mut device: Box<dyn Device>, states: &States) -> Result<Self> {
-        let mut buffers = Vec::with_capacity(states.specs.len());
+    pub fn new(device: Box<dyn Device>, states: &States) -> Result<Self> {
+        let mut runtime =
+            Runtime { device, states: Vec::new(), arena: None, arena_bytes: 0, programs: Vec::new() };
         for spec in &states.specs {
-            let buffer = device.allocate(spec.len * device.element_bytes(spec.dtype))?;
-            buffers.push((buffer, spec.dtype, spec.len));
+            runtime.add_state(spec.dtype, spec.len)?;
         }
-        Ok(Runtime {
-            device,
-            states: buffers,
-            arena: None,
-            arena_bytes: 0,
-            programs: Vec::new(),
-        })
+        Ok(runtime)
+    }
+
+    /// Takes the memory of one more state, zero at first.
+    pub fn add_state(&mut self, dtype: DType, len: usize) -> Result<StateId> {
+        let buffer = self.device.allocate(len * self.device.element_bytes(dtype))?;
+        self.states.push((buffer, dtype, len));
+        Ok(StateId(self.states.len() - 1))
     }
 
     /// The device, for its name and description.
@@ -238,7 +239,7 @@ impl Runtime {
             let Program {
                 graph, plan, inputs, ..
             } = &self.programs[index];
-            let (launches, _) = (self.launch_list(graph, plan, *inputs), ());
+            let launches = self.launch_list(graph, plan, *inputs);
             self.programs[index].sequence = self.device.bind(&launches)?;
         }
         Ok(())

@@ -1,0 +1,387 @@
+//! Checkpoints: a Hugging Face folder plus `trainer/`, whole or not there.
+//!
+//! A checkpoint is staged in a folder of its own, every file synced, a manifest with sizes and BLAKE3 sums written last,
+//! then the folder renamed. So a name like `step-00000020` means a complete checkpoint; the manifest still proves it,
+//! because disks and copies fail too. Readers take the newest one that proves whole.
+//!
+//! ```text
+//! step-00000020/
+//!   config.json  generation_config.json  model.safetensors      what `transformers` reads, with the caller's tokenizer files
+//!   trainer/optimizer.safetensors                                AdamW's moments, by parameter name
+//!   trainer/state.json                                           step, data position, seed, counters
+//!   trainer/manifest.json                                        sizes and sums of all of the above
+//! ```
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use ironmill_data::{
+    durable,
+    safetensors::{self, Dtype, SafeTensors, TensorView},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::ModelConfig,
+    error::{Error, Result},
+    gpt2::Model,
+    weights::{load_weights, save_weights},
+};
+
+/// The version of `state.json` and `manifest.json`.
+const VERSION: u32 = 1;
+const MANIFEST: &str = "trainer/manifest.json";
+const STATE: &str = "trainer/state.json";
+const OPTIMISER: &str = "trainer/optimizer.safetensors";
+const WEIGHTS: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
+
+/// Where a run stands, apart from its tensors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainerState {
+    /// Steps taken.
+    pub step: u64,
+    /// The global index of the next sample.
+    pub samples: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Updates that the optimiser counts.
+    pub updates: u32,
+    /// The seed of the run's random numbers; with the step it is all the state that they have.
+    pub seed: u64,
+}
+
+/// All that a resumed run needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// The parameters, in the flat layout.
+    pub parameters: Vec<f32>,
+    /// AdamW's running mean of gradients.
+    pub first_moment: Vec<f32>,
+    /// AdamW's running mean of squared gradients.
+    pub second_moment: Vec<f32>,
+    /// Where the run stands.
+    pub state: TrainerState,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VersionedState {
+    version: u32,
+    state: TrainerState,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    version: u32,
+    files: Vec<ManifestFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ManifestFile {
+    path: String,
+    bytes: u64,
+    blake3: String,
+}
+
+/// Writes a checkpoint into the folder of checkpoints and returns its path. `extra` are files that travel with the model,
+/// such as the tokenizer.
+pub fn save(folder: &Path, model: &Model, snapshot: &Snapshot, extra: &[(String, Vec<u8>)]) -> Result<PathBuf> {
+    let name = format!("step-{:08}", snapshot.state.step);
+    let (path, staged) = (folder.join(&name), folder.join(format!(".{name}.partial")));
+    fs::create_dir_all(folder).map_err(Error::io(folder))?;
+    remove_folder(&staged)?;
+    let outcome = stage(&staged, model, snapshot, extra).and_then(|()| publish(folder, &staged, &path));
+    if outcome.is_err() {
+        // A failed save must not leave the disk fuller than it was; what failed is the error to report.
+        let _ = remove_folder(&staged);
+    }
+    outcome.map(|()| path)
+}
+
+fn stage(staged: &Path, model: &Model, snapshot: &Snapshot, extra: &[(String, Vec<u8>)]) -> Result<()> {
+    let trainer = staged.join("trainer");
+    fs::create_dir_all(&trainer).map_err(Error::io(&trainer))?;
+    save_weights(&staged.join(WEIGHTS), model, &snapshot.parameters)?;
+    save_moments(&staged.join(OPTIMISER), model, snapshot)?;
+    let mut texts = vec![
+        (CONFIG.to_string(), pretty(&model.config().to_hugging_face())),
+        ("generation_config.json".to_string(), pretty(&serde_json::json!({"do_sample": true}))),
+    ];
+    let state = VersionedState { version: VERSION, state: snapshot.state.clone() };
+    let state = serde_json::to_value(state).map_err(|error| damaged(staged, error))?;
+    texts.push((STATE.to_string(), pretty(&state)));
+    texts.extend(extra.iter().cloned());
+    for (name, bytes) in &texts {
+        let path = staged.join(name);
+        durable::write(&path, bytes).map_err(Error::io(&path))?;
+    }
+
+    let mut names: Vec<String> = texts.into_iter().map(|text| text.0).collect();
+    names.extend([WEIGHTS.to_string(), OPTIMISER.to_string()]);
+    names.sort();
+    let mut files = Vec::with_capacity(names.len());
+    for name in names {
+        let (bytes, blake3) = sum(&staged.join(&name))?;
+        files.push(ManifestFile { path: name, bytes, blake3 });
+    }
+    let manifest = serde_json::to_value(Manifest { version: VERSION, files }).map_err(|error| damaged(staged, error))?;
+    let path = staged.join(MANIFEST);
+    durable::write(&path, &pretty(&manifest)).map_err(Error::io(&path))?;
+    durable::sync_dir(&trainer).map_err(Error::io(&trainer))?;
+    durable::sync_dir(staged).map_err(Error::io(staged))
+}
+
+/// Gives a staged checkpoint its name. One of the same step that is there already, from before a resume, gives way.
+fn publish(folder: &Path, staged: &Path, path: &Path) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let replaced = folder.join(format!(".{name}.replaced"));
+    remove_folder(&replaced)?;
+    if path.exists() {
+        fs::rename(path, &replaced).map_err(Error::io(path))?;
+    }
+    fs::rename(staged, path).map_err(Error::io(path))?;
+    durable::sync_dir(folder).map_err(Error::io(folder))?;
+    remove_folder(&replaced)
+}
+
+/// The checkpoints of a folder, oldest first, whether whole or not.
+pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
+        Err(error) => return Err(Error::io(folder)(error)),
+    };
+    for entry in entries {
+        let path = entry.map_err(Error::io(folder))?.path();
+        let step = path.file_name().and_then(|name| name.to_str()?.strip_prefix("step-")?.parse().ok());
+        if let Some(step) = step {
+            found.push((step, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The newest checkpoint that proves whole; damaged ones are passed to `skipped` and left alone.
+pub fn newest(folder: &Path, skipped: &mut dyn FnMut(&Error)) -> Result<Option<PathBuf>> {
+    for (_, path) in list(folder)?.into_iter().rev() {
+        match verify(&path) {
+            Ok(()) => return Ok(Some(path)),
+            Err(error) => skipped(&error),
+        }
+    }
+    Ok(None)
+}
+
+/// Checks every file of a checkpoint against its manifest.
+pub fn verify(checkpoint: &Path) -> Result<()> {
+    let path = checkpoint.join(MANIFEST);
+    let manifest: Manifest = parse(&path)?;
+    if manifest.version != VERSION {
+        return Err(damaged(&path, format!("version {} is not known to this program", manifest.version)));
+    }
+    for required in [CONFIG, WEIGHTS, STATE, OPTIMISER] {
+        if !manifest.files.iter().any(|file| file.path == required) {
+            return Err(damaged(&path, format!("does not list {required}")));
+        }
+    }
+    for file in &manifest.files {
+        let path = checkpoint.join(&file.path);
+        let (bytes, blake3) = sum(&path)?;
+        if (bytes, &blake3) != (file.bytes, &file.blake3) {
+            return Err(damaged(&path, "its content is not what was written"));
+        }
+    }
+    Ok(())
+}
+
+/// Reads a checkpoint of this model.
+pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
+    let (stored, wanted) = (read_config(checkpoint)?, model.config());
+    if (ModelConfig { dropout: 0.0, ..stored.clone() }) != (ModelConfig { dropout: 0.0, ..wanted.clone() }) {
+        let problem = format!("was made by another model: it has {}, the configuration has {}", sizes(&stored), sizes(wanted));
+        return Err(Error::OtherShape { path: checkpoint.to_path_buf(), problem });
+    }
+    let path = checkpoint.join(STATE);
+    let state: VersionedState = parse(&path)?;
+    if state.version != VERSION {
+        return Err(damaged(&path, format!("version {} is not known to this program", state.version)));
+    }
+    let parameters = load_weights(&checkpoint.join(WEIGHTS), model)?;
+    let path = checkpoint.join(OPTIMISER);
+    let file = SafeTensors::open(&path)?;
+    let moments = |suffix: &str| -> Result<Vec<f32>> {
+        let mut values = vec![0.0; model.layout().len()];
+        for parameter in model.layout().parameters() {
+            file.read_f32(&format!("{}.{suffix}", parameter.name), &mut values[parameter.range()])?;
+        }
+        Ok(values)
+    };
+    Ok(Snapshot { parameters, first_moment: moments("exp_avg")?, second_moment: moments("exp_avg_sq")?, state: state.state })
+}
+
+/// Reads a model folder: a checkpoint or what `transformers` wrote. Returns the model and its flat parameters.
+pub fn load_model(folder: &Path) -> Result<(Model, Vec<f32>)> {
+    let model = Model::new(read_config(folder)?)?;
+    let values = load_weights(&folder.join(WEIGHTS), &model)?;
+    Ok((model, values))
+}
+
+/// Deletes all but the newest `keep` checkpoints; at least one always stays.
+pub fn rotate(folder: &Path, keep: usize) -> Result<()> {
+    let mut checkpoints = list(folder)?;
+    checkpoints.truncate(checkpoints.len().saturating_sub(keep.max(1)));
+    for (_, path) in checkpoints {
+        // Renamed first, so that a kill half-way never leaves a folder that looks like a checkpoint.
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let leaving = folder.join(format!(".{name}.replaced"));
+        remove_folder(&leaving)?;
+        fs::rename(&path, &leaving).map_err(Error::io(&path))?;
+        remove_folder(&leaving)?;
+    }
+    Ok(())
+}
+
+fn save_moments(path: &Path, model: &Model, snapshot: &Snapshot) -> Result<()> {
+    let kinds = [("exp_avg", &snapshot.first_moment), ("exp_avg_sq", &snapshot.second_moment)];
+    let mut tensors = Vec::new();
+    for parameter in model.layout().parameters() {
+        let shape: Vec<u64> = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
+        for (kind, values) in kinds {
+            tensors.push((format!("{}.{kind}", parameter.name), shape.clone(), &values[parameter.range()]));
+        }
+    }
+    let views: Vec<TensorView<'_>> = tensors
+        .iter()
+        .map(|(name, shape, data)| TensorView { name, dtype: Dtype::F32, shape, bytes: bytemuck::cast_slice(data) })
+        .collect();
+    safetensors::write(path, &views, &[])?;
+    Ok(())
+}
+
+fn read_config(folder: &Path) -> Result<ModelConfig> {
+    let path = folder.join(CONFIG);
+    if !path.is_file() {
+        return Err(Error::NotAModel { path: folder.to_path_buf(), problem: "has no config.json".into() });
+    }
+    let config: serde_json::Value = parse(&path)?;
+    ModelConfig::from_hugging_face(&config).map_err(|problem| Error::NotAModel { path, problem })
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(damaged(path, "is missing")),
+        Err(error) => return Err(Error::io(path)(error)),
+    };
+    serde_json::from_slice(&text).map_err(|error| damaged(path, error))
+}
+
+fn sum(path: &Path) -> Result<(u64, String)> {
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(damaged(path, "is missing")),
+        Err(error) => return Err(Error::io(path)(error)),
+    };
+    let mut hasher = blake3::Hasher::new();
+    let bytes = std::io::copy(&mut &file, &mut hasher).map_err(Error::io(path))?;
+    Ok((bytes, hasher.finalize().to_hex().to_string()))
+}
+
+fn remove_folder(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn damaged(path: &Path, problem: impl std::fmt::Display) -> Error {
+    Error::Damaged { path: path.to_path_buf(), problem: problem.to_string() }
+}
+
+fn sizes(config: &ModelConfig) -> String {
+    let ModelConfig { layers, heads, width, context, vocab_size, .. } = config;
+    format!("{layers} layers, {heads} heads, width {width}, context {context}, vocabulary {vocab_size}, bias {}, tied {}", config.bias, config.tied)
+}
+
+fn pretty(value: &serde_json::Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::tiny;
+
+    fn snapshot(model: &Model, step: u64) -> Snapshot {
+        let state = TrainerState { step, samples: 4 * step, tokens: 48 * step, updates: step as u32, seed: 9 };
+        let parameters = model.initial_values(step);
+        let moment = |factor: f32| parameters.iter().map(|x| x * factor).collect();
+        Snapshot { first_moment: moment(0.5), second_moment: moment(0.25), parameters, state }
+    }
+
+    #[test]
+    fn a_checkpoint_reads_back_exactly_with_its_extra_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::new(tiny()).unwrap();
+        let written = snapshot(&model, 7);
+        let path = save(folder.path(), &model, &written, &[("tokenizer.json".into(), b"{}".to_vec())]).unwrap();
+        assert!(path.ends_with("step-00000007"));
+        verify(&path).unwrap();
+        assert_eq!(load(&path, &model).unwrap(), written);
+        assert_eq!(load_model(&path).unwrap().1, written.parameters);
+        assert_eq!(fs::read(path.join("tokenizer.json")).unwrap(), b"{}");
+        save(folder.path(), &model, &written, &[]).unwrap();
+        verify(&path).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_or_unfinished_checkpoint_is_passed_over_for_the_newest_whole_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::new(tiny()).unwrap();
+        let first = save(folder.path(), &model, &snapshot(&model, 1), &[]).unwrap();
+        let second = save(folder.path(), &model, &snapshot(&model, 2), &[]).unwrap();
+        fs::create_dir_all(folder.path().join(".step-00000003.partial/trainer")).unwrap();
+        fs::create_dir_all(folder.path().join("step-00000004")).unwrap();
+        let mut skipped = Vec::new();
+        let found = newest(folder.path(), &mut |error| skipped.push(error.to_string())).unwrap();
+        assert_eq!((found, skipped.len()), (Some(second.clone()), 1));
+
+        let weights = second.join(WEIGHTS);
+        let mut bytes = fs::read(&weights).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&weights, bytes).unwrap();
+        assert_eq!(newest(folder.path(), &mut |_| ()).unwrap(), Some(first));
+    }
+
+    #[test]
+    fn rotation_keeps_the_newest_and_never_all_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::new(tiny()).unwrap();
+        for step in 1..=4 {
+            save(folder.path(), &model, &snapshot(&model, step), &[]).unwrap();
+        }
+        rotate(folder.path(), 2).unwrap();
+        assert_eq!(list(folder.path()).unwrap().iter().map(|c| c.0).collect::<Vec<_>>(), [3, 4]);
+        rotate(folder.path(), 0).unwrap();
+        assert_eq!(list(folder.path()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_checkpoint_of_another_shape_is_refused_with_both_sizes() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::new(tiny()).unwrap();
+        let path = save(folder.path(), &model, &snapshot(&model, 1), &[]).unwrap();
+        let other = Model::new(ModelConfig { layers: 3, ..tiny() }).unwrap();
+        let message = load(&path, &other).unwrap_err().to_string();
+        assert!(message.contains("2 layers") && message.contains("3 layers"), "{message}");
+    }
+}

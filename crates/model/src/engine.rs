@@ -1,0 +1,175 @@
+//! A model on a device: its parameters, and the programs that evaluate it.
+
+use ironmill_compute::{DType, Device, HostData, IGNORED};
+use ironmill_data::TokenStream;
+use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor};
+
+use crate::{
+    error::{Error, Result},
+    generate::Generator,
+    gpt2::{Attend, Model},
+};
+
+/// A model whose parameters lie on a device.
+pub struct Engine {
+    pub(crate) model: Model,
+    pub(crate) runtime: Runtime,
+    pub(crate) parameters: StateId,
+    pub(crate) generator: Option<Generator>,
+    evaluation: Option<EvaluationProgram>,
+}
+
+/// What an evaluation found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Mean loss of a token, in nats.
+    pub loss: f64,
+    /// Tokens that were predicted.
+    pub tokens: u64,
+    /// Bits that the model needs for a byte of the original text; none if the text's size is not known.
+    pub bits_per_byte: Option<f64>,
+}
+
+impl Evaluation {
+    /// e to the mean loss.
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+}
+
+struct EvaluationProgram {
+    program: ProgramId,
+    rows: usize,
+    ids: Tensor,
+    targets: Tensor,
+    loss: Tensor,
+}
+
+impl Engine {
+    /// A model on a device with these parameter values, in the flat layout.
+    pub fn new(device: Box<dyn Device>, model: Model, values: &[f32]) -> Result<Self> {
+        let mut states = States::default();
+        let parameters = states.declare("parameters", DType::F32, model.layout().len());
+        let runtime = Runtime::new(device, &states)?;
+        let mut engine = Self::with_runtime(runtime, model, parameters);
+        engine.set_parameters(values)?;
+        Ok(engine)
+    }
+
+    pub(crate) fn with_runtime(runtime: Runtime, model: Model, parameters: StateId) -> Self {
+        Engine { model, runtime, parameters, generator: None, evaluation: None }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// One line about the device.
+    pub fn describe_device(&self) -> String {
+        self.runtime.device().describe()
+    }
+
+    /// All parameters, in the flat layout.
+    pub fn parameters(&self) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.model.layout().len()];
+        self.runtime.read_state(self.parameters, 0..values.len(), &mut values)?;
+        Ok(values)
+    }
+
+    /// Replaces all parameters.
+    pub fn set_parameters(&mut self, values: &[f32]) -> Result<()> {
+        Ok(self.runtime.write_state(self.parameters, 0..values.len(), HostData::F32(values))?)
+    }
+
+    /// The mean loss of a stream's tokens, read as consecutive windows of the model's context, at most `max_tokens` of
+    /// them. Each token but the first is predicted once. `rows` windows run at a time.
+    pub fn evaluate(&mut self, stream: &TokenStream, max_tokens: u64, rows: usize) -> Result<Evaluation> {
+        let predicted = stream.tokens().saturating_sub(1).min(max_tokens);
+        if predicted == 0 {
+            let reason = "evaluation needs at least two tokens".into();
+            return Err(Error::Setting { key: "eval_tokens", value: max_tokens.to_string(), reason });
+        }
+        self.prepare_evaluation(rows)?;
+        let Some(evaluation) = &self.evaluation else { unreachable!("it was just prepared") };
+        let context = self.model.config().context;
+        let mut ids = vec![0; rows * context];
+        let mut targets = vec![IGNORED; rows * context];
+        let mut window = vec![0; context + 1];
+        let (mut position, mut sum) = (0, 0.0);
+        while position < predicted {
+            targets.fill(IGNORED);
+            for (ids, targets) in ids.chunks_exact_mut(context).zip(targets.chunks_exact_mut(context)) {
+                let count = (predicted - position).min(context as u64) as usize;
+                if count == 0 {
+                    continue;
+                }
+                stream.read(position, &mut window[..=count])?;
+                ids[..count].copy_from_slice(&window[..count]);
+                targets[..count].copy_from_slice(&window[1..=count]);
+                position += count as u64;
+            }
+            self.runtime.write(evaluation.program, evaluation.ids, HostData::U32(&ids))?;
+            self.runtime.write(evaluation.program, evaluation.targets, HostData::U32(&targets))?;
+            self.runtime.run(evaluation.program)?;
+            let mut loss = [0.0];
+            self.runtime.read(evaluation.program, evaluation.loss, &mut loss)?;
+            sum += f64::from(loss[0]);
+        }
+        let loss = sum / predicted as f64;
+        let bytes_per_token = stream.raw_bytes() as f64 / stream.tokens() as f64;
+        let bits_per_byte = (bytes_per_token > 0.0).then(|| loss / std::f64::consts::LN_2 / bytes_per_token);
+        Ok(Evaluation { loss, tokens: predicted, bits_per_byte })
+    }
+
+    fn prepare_evaluation(&mut self, rows: usize) -> Result<()> {
+        if self.evaluation.as_ref().is_some_and(|evaluation| evaluation.rows == rows) {
+            return Ok(());
+        }
+        let context = self.model.config().context;
+        let mut g = Graph::new();
+        let batch = BatchInputs::declare(&mut g, rows, context);
+        let hidden = self.model.hidden(&mut g, self.parameters, batch.ids, batch.positions, Attend::Whole(None))?;
+        let logits = self.model.logits(&mut g, self.parameters, hidden)?;
+        let losses = g.cross_entropy(logits, batch.targets, batch.weights)?;
+        let loss = g.sum(losses)?;
+        g.keep(loss);
+        let program = self.runtime.compile(g, &Passes::ALL)?;
+        batch.write_positions(&mut self.runtime, program)?;
+        self.runtime.write(program, batch.weights, HostData::F32(&vec![1.0; rows * context]))?;
+        let BatchInputs { ids, targets, .. } = batch;
+        self.evaluation = Some(EvaluationProgram { program, rows, ids, targets, loss });
+        Ok(())
+    }
+}
+
+/// The inputs that every program over whole samples has.
+#[derive(Clone, Copy)]
+pub(crate) struct BatchInputs {
+    pub ids: Tensor,
+    pub positions: Tensor,
+    pub targets: Tensor,
+    pub weights: Tensor,
+    rows: usize,
+    context: usize,
+}
+
+impl BatchInputs {
+    pub fn declare(g: &mut Graph, rows: usize, context: usize) -> Self {
+        let dims = [rows, context];
+        BatchInputs {
+            ids: g.input("ids", &dims, DType::U32),
+            positions: g.input("positions", &dims, DType::U32),
+            targets: g.input("targets", &dims, DType::U32),
+            weights: g.input("weights", &dims, DType::F32),
+            rows,
+            context,
+        }
+    }
+
+    /// Positions count from 0 in every sample and never change, so they are written once.
+    pub fn write_positions(&self, runtime: &mut Runtime, program: ProgramId) -> Result<()> {
+        let positions: Vec<u32> = (0..self.rows).flat_map(|_| 0..self.context as u32).collect();
+        Ok(runtime.write(program, self.positions, HostData::U32(&positions))?)
+    }
+}

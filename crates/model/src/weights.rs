@@ -1,0 +1,119 @@
+//! Parameters in Hugging Face's names and layouts: `model.safetensors` both ways.
+
+use std::path::Path;
+
+use ironmill_data::safetensors::{self, Dtype, SafeTensors, TensorView};
+use ironmill_graph::Parameter;
+
+use crate::{
+    error::{Error, Result},
+    gpt2::Model,
+};
+
+/// Writes flat values as the `model.safetensors` of a Hugging Face folder.
+///
+/// A model without biases gets biases of zero in the file, because readers of the format expect them.
+pub fn save_weights(path: &Path, model: &Model, values: &[f32]) -> Result<()> {
+    let mut tensors: Vec<(String, Vec<u64>, Vec<f32>)> = Vec::new();
+    for parameter in model.layout().parameters() {
+        let data = &values[parameter.range()];
+        let [rows, columns] = rows_and_columns(parameter);
+        if Model::is_stored_transposed(&parameter.name) {
+            let dims = vec![columns as u64, rows as u64];
+            tensors.push((parameter.name.clone(), dims, transpose(data, rows, columns)));
+        } else {
+            let dims = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
+            tensors.push((parameter.name.clone(), dims, data.to_vec()));
+        }
+        let is_block = parameter.name.contains(".ln_") || Model::is_stored_transposed(&parameter.name);
+        if !model.config().bias && is_block {
+            let name = parameter.name.replace(".weight", ".bias");
+            let outputs = parameter.shape.dims()[0];
+            tensors.push((name, vec![outputs as u64], vec![0.0; outputs]));
+        }
+    }
+    let views: Vec<TensorView<'_>> = tensors
+        .iter()
+        .map(|(name, shape, data)| TensorView { name, dtype: Dtype::F32, shape, bytes: bytemuck::cast_slice(data) })
+        .collect();
+    safetensors::write(path, &views, &[("format".into(), "pt".into())])?;
+    Ok(())
+}
+
+/// Reads flat values from a `model.safetensors`; names may lack the `transformer.` in front, as in the first GPT-2 files.
+pub fn load_weights(path: &Path, model: &Model) -> Result<Vec<f32>> {
+    let file = SafeTensors::open(path)?;
+    let mut values = vec![0.0; model.layout().len()];
+    for parameter in model.layout().parameters() {
+        let short = parameter.name.trim_start_matches("transformer.");
+        let name = if file.contains(&parameter.name) { &parameter.name } else { short };
+        let other = |problem: String| Error::OtherShape { path: path.to_path_buf(), problem };
+        if !file.contains(name) {
+            return Err(other(format!("there is no tensor {}", parameter.name)));
+        }
+        let [rows, columns] = rows_and_columns(parameter);
+        let transposed = Model::is_stored_transposed(&parameter.name);
+        let expected: Vec<u64> = match transposed {
+            true => vec![columns as u64, rows as u64],
+            false => parameter.shape.dims().iter().map(|&dim| dim as u64).collect(),
+        };
+        let shape = file.shape(name)?;
+        if shape != expected {
+            return Err(other(format!("tensor {name} is {shape:?}, but the model needs {expected:?}")));
+        }
+        let out = &mut values[parameter.range()];
+        if transposed {
+            let mut stored = vec![0.0; out.len()];
+            file.read_f32(name, &mut stored)?;
+            out.copy_from_slice(&transpose(&stored, columns, rows));
+        } else {
+            file.read_f32(name, out)?;
+        }
+    }
+    Ok(values)
+}
+
+fn rows_and_columns(parameter: &Parameter) -> [usize; 2] {
+    [parameter.shape.rows(), parameter.shape.columns()]
+}
+
+fn transpose(data: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(data.len());
+    for column in 0..columns {
+        out.extend((0..rows).map(|row| data[row * columns + column]));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ModelConfig, tests::tiny};
+
+    #[test]
+    fn weights_survive_the_hugging_face_form() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        for (bias, tied) in [(true, true), (false, false)] {
+            let model = Model::new(ModelConfig { bias, tied, ..tiny() }).unwrap();
+            let values = model.initial_values(3);
+            save_weights(&path, &model, &values).unwrap();
+            assert_eq!(load_weights(&path, &model).unwrap(), values);
+            assert!(SafeTensors::open(&path).unwrap().contains("transformer.h.1.mlp.c_fc.bias"));
+        }
+    }
+
+    #[test]
+    fn weights_of_another_shape_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let model = Model::new(tiny()).unwrap();
+        save_weights(&path, &model, &model.initial_values(1)).unwrap();
+        let wider = Model::new(ModelConfig { width: 48, ..tiny() }).unwrap();
+        let message = load_weights(&path, &wider).unwrap_err().to_string();
+        assert!(message.contains("transformer.wte.weight") && message.contains("[37, 24]"), "{message}");
+        let deeper = Model::new(ModelConfig { layers: 3, ..tiny() }).unwrap();
+        let message = load_weights(&path, &deeper).unwrap_err().to_string();
+        assert!(message.contains("transformer.h.2"), "{message}");
+    }
+}

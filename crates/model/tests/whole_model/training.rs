@@ -1,0 +1,165 @@
+//! Training the same thing in different ways must give the same result.
+
+use ironmill_compute::{Cpu, IGNORED};
+use ironmill_data::{Loader, Sampler, TokenStream};
+use ironmill_graph::Passes;
+use ironmill_model::{Batch, Error, ModelConfig, TrainOptions, Trainer, checkpoint};
+
+use crate::{backends, distance, model, options, tiny, to_f64};
+
+fn dropping() -> ModelConfig {
+    ModelConfig { dropout: 0.3, ..tiny() }
+}
+
+fn trainer(threads: usize, options: TrainOptions) -> Trainer {
+    let model = model(dropping());
+    let values = model.initial_values(1);
+    Trainer::new(Box::new(Cpu::new(threads).unwrap()), model, options, &values).unwrap()
+}
+
+fn loader(sampler: Sampler) -> Loader {
+    let tokens = (0..500u32).map(|i| (i * i + i / 7) % 37).collect();
+    Loader::new(TokenStream::from_tokens(tokens, 500), sampler, 5, 12).unwrap()
+}
+
+fn losses(trainer: &mut Trainer, loader: &Loader, steps: usize) -> Vec<f64> {
+    (0..steps).map(|_| trainer.step(loader).unwrap().loss).collect()
+}
+
+#[test]
+fn micro_batches_accumulate_to_the_large_batch_with_dropout_and_ignored_targets() {
+    let mut batch = Batch::new(8, 12);
+    for (i, id) in batch.ids.iter_mut().enumerate() {
+        *id = (i * 7 % 37) as u32;
+    }
+    for (i, target) in batch.targets.iter_mut().enumerate() {
+        // Most of the first samples is ignored, so a mean of micro-batch means would be wrong.
+        *target = if i < 30 && i % 4 != 0 { IGNORED } else { (i * 5 % 37) as u32 };
+    }
+    batch.samples = (100..108).collect();
+    for (device, eps) in backends() {
+        let values = model(dropping()).initial_values(1);
+        let mut whole = Trainer::new(device, model(dropping()), options(8, 8), &values).unwrap();
+        let report = whole.step_on(&batch).unwrap();
+        for micro_rows in [1, 2, 4] {
+            for (device, other_eps) in backends().into_iter().filter(|(_, other)| *other == eps) {
+                let mut cut = Trainer::new(device, model(dropping()), options(8, micro_rows), &values).unwrap();
+                let cut_report = cut.step_on(&batch).unwrap();
+                let bound = 50.0 * other_eps;
+                assert!((report.loss - cut_report.loss).abs() < bound.max(1e-6), "{micro_rows}");
+                let difference = distance(&whole.gradients().unwrap(), &cut.gradients().unwrap());
+                assert!(difference < bound, "{micro_rows}: {difference}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_does_not_change_a_single_bit() {
+    let run = |threads| {
+        let mut trainer = trainer(threads, options(8, 4));
+        let losses = losses(&mut trainer, &loader(Sampler::Random), 6);
+        (losses, trainer.engine().parameters().unwrap())
+    };
+    let one = run(1);
+    assert_eq!(one, run(2));
+    assert_eq!(one, run(3));
+}
+
+#[test]
+fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
+    for sampler in [Sampler::Random, Sampler::Shuffled] {
+        let loader = loader(sampler);
+        let mut straight = trainer(2, options(8, 4));
+        let straight_losses = losses(&mut straight, &loader, 20);
+
+        let folder = tempfile::tempdir().unwrap();
+        let mut first = trainer(2, options(8, 4));
+        let mut resumed_losses = losses(&mut first, &loader, 7);
+        let snapshot = first.snapshot().unwrap();
+        let path = checkpoint::save(folder.path(), first.engine().model(), &snapshot, &[]);
+        drop(first);
+        let mut second = trainer(1, options(8, 4));
+        let snapshot = checkpoint::load(&path.unwrap(), second.engine().model()).unwrap();
+        second.restore(&snapshot).unwrap();
+        resumed_losses.extend(losses(&mut second, &loader, 13));
+        assert_eq!(straight_losses, resumed_losses);
+        assert_eq!(straight.snapshot().unwrap(), second.snapshot().unwrap());
+    }
+}
+
+#[test]
+fn passes_do_not_change_what_is_learnt() {
+    let mut fused = trainer(2, options(8, 4));
+    let mut plain = trainer(2, TrainOptions { passes: Passes::NONE, ..options(8, 4) });
+    let (a, b) = (losses(&mut fused, &loader(Sampler::Random), 10), losses(&mut plain, &loader(Sampler::Random), 10));
+    assert!(distance(&a, &b) < 1e-4, "{a:?} {b:?}");
+    let distance = distance(
+        &to_f64(&fused.engine().parameters().unwrap()),
+        &to_f64(&plain.engine().parameters().unwrap()),
+    );
+    assert!(distance < 1e-3, "{distance}");
+}
+
+#[test]
+fn training_lowers_the_loss_and_evaluation_sees_it() {
+    let stream = TokenStream::from_tokens((0..997u32).map(|i| i % 5).collect(), 997);
+    let loader = Loader::new(stream.clone(), Sampler::Shuffled, 5, 12).unwrap();
+    let mut trainer = trainer(2, options(8, 8));
+    let before = trainer.engine().evaluate(&stream, u64::MAX, 4).unwrap();
+    let losses = losses(&mut trainer, &loader, 20);
+    let after = trainer.engine().evaluate(&stream, u64::MAX, 4).unwrap();
+    assert!((before.loss - 37f64.ln()).abs() < 0.2, "{before:?}");
+    assert!(after.loss < 0.6 * before.loss, "{before:?} {after:?} {losses:?}");
+    assert_eq!(after.tokens, 996);
+    let bits = after.loss / std::f64::consts::LN_2;
+    assert!((after.bits_per_byte.unwrap() - bits).abs() < 1e-9);
+    // The mean over all windows does not depend on how many run at a time.
+    let again = trainer.engine().evaluate(&stream, u64::MAX, 7).unwrap();
+    assert!((again.loss - after.loss).abs() < 1e-5);
+    assert_eq!(trainer.engine().evaluate(&stream, 100, 4).unwrap().tokens, 100);
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights() {
+    let mut trainer = trainer(2, options(8, 4));
+    let loader = loader(Sampler::Random);
+    losses(&mut trainer, &loader, 2);
+    let mut poisoned = trainer.engine().parameters().unwrap();
+    poisoned[0] = f32::NAN;
+    trainer.engine().set_parameters(&poisoned).unwrap();
+    let before = trainer.snapshot().unwrap();
+    match trainer.step(&loader).unwrap_err() {
+        Error::Diverged { step: 3, .. } => {}
+        error => panic!("{error}"),
+    }
+    let after = trainer.snapshot().unwrap();
+    assert_eq!(before.state, after.state);
+    assert_eq!(before.first_moment, after.first_moment);
+    let same = before.parameters.iter().zip(&after.parameters).all(|(a, b)| a.to_bits() == b.to_bits());
+    assert!(same, "parameters changed");
+}
+
+#[test]
+fn settings_that_make_no_step_are_refused_by_name() {
+    let values = model(tiny()).initial_values(1);
+    for (options, key) in [
+        (options(8, 3), "micro_batch"),
+        (options(0, 1), "batch_tokens"),
+        (TrainOptions { context: 13, ..options(8, 4) }, "context"),
+    ] {
+        let device = Box::new(Cpu::new(1).unwrap());
+        let message = Trainer::new(device, model(tiny()), options, &values).err().unwrap().to_string();
+        assert!(message.contains(key), "{message}");
+    }
+}
+
+#[test]
+fn the_memory_plan_counts_what_a_run_takes() {
+    let plan = Trainer::plan(&model(tiny()), &options(8, 4)).unwrap();
+    let flat = model(tiny()).layout().len() * 4;
+    assert_eq!(plan.states.iter().filter(|state| state.1 == flat).count(), 4);
+    assert!(plan.arena_bytes < plan.unshared_bytes / 2, "{plan:?}");
+    let larger = Trainer::plan(&model(tiny()), &options(8, 8)).unwrap();
+    assert!(larger.arena_bytes > plan.arena_bytes);
+}
