@@ -1,7 +1,7 @@
 //! The manifest of a prepared data set: `manifest.json`, written last, so that a folder with a manifest is whole.
 //!
-//! It is JSON whose last entry is `checksum`: the BLAKE3, in lower-case hexadecimal, of all bytes before the line end and comma
-//! that precede that entry. The end of the file is then always `,⏎  "checksum": "…"⏎}⏎`, so one flipped bit anywhere is found.
+//! It is JSON whose last entry is `checksum`: the BLAKE3, in lower-case hexadecimal, of all bytes before the comma that
+//! precedes that entry. The file always ends in `,⏎  "checksum": "…"⏎}⏎`, byte for byte, so one flipped bit anywhere is found.
 
 use std::fs;
 use std::path::Path;

@@ -298,4 +298,15 @@ proptest! {
         let expected: Vec<&str> = text.split(separator.as_str()).filter(|piece| !piece.is_empty()).collect();
         prop_assert_eq!(texts(&inputs_with(&[&path], &separated(&separator)).unwrap()).unwrap(), expected);
     }
+
+    #[test]
+    fn damaged_compressed_files_never_panic(at in 0usize..100_000, value: u8, zstandard: bool) {
+        let folder = TempDir::new().unwrap();
+        let text: Vec<u8> = (0..300u32).flat_map(|i| format!("line {}\n", i * i * i % 1_009).into_bytes()).collect();
+        let mut bytes = if zstandard { zstd(&text) } else { gzip(&text) };
+        let at = at % bytes.len();
+        bytes[at] = value;
+        let path = file(&folder, if zstandard { "a.txt.zst" } else { "a.txt.gz" }, bytes);
+        let _ = texts(&inputs(&[&path]));
+    }
 }
