@@ -13,11 +13,7 @@ use crate::{
 pub(super) fn check(launch: &Launch) -> Result<()> {
     let inputs: Vec<TensorType> = launch.inputs.iter().map(|view| view.of).collect();
     let outputs: Vec<TensorType> = launch.outputs.iter().map(|view| view.of).collect();
-    let rule = Rule {
-        kernel: &launch.kernel,
-        inputs: &inputs,
-        outputs: &outputs,
-    };
+    let rule = Rule { kernel: &launch.kernel, inputs: &inputs, outputs: &outputs };
     rule.shapes()?;
     rule.element_types()
 }
@@ -46,10 +42,7 @@ impl Rule<'_> {
             }
             Kernel::Cast | Kernel::StateWrite { .. } => {
                 self.count(1, 1)?;
-                self.ensure(
-                    inputs[0].shape == outputs[0].shape,
-                    "input and output must have one shape",
-                )
+                self.ensure(inputs[0].shape == outputs[0].shape, "input and output must have one shape")
             }
             Kernel::CacheAppend => {
                 self.count(2, 1)?;
@@ -65,15 +58,8 @@ impl Rule<'_> {
             }
             Kernel::AddLayerNorm { eps, bias } => {
                 self.count(3 + usize::from(*bias), 4)?;
-                self.ensure(
-                    inputs[0].shape == inputs[1].shape,
-                    "both summands must have one shape",
-                )?;
-                let mut expected = Op::LayerNorm {
-                    eps: *eps,
-                    bias: *bias,
-                }
-                .outputs(&inputs[1..])?;
+                self.ensure(inputs[0].shape == inputs[1].shape, "both summands must have one shape")?;
+                let mut expected = Op::LayerNorm { eps: *eps, bias: *bias }.outputs(&inputs[1..])?;
                 expected.insert(0, inputs[0]);
                 self.outputs(&expected)
             }
@@ -92,10 +78,7 @@ impl Rule<'_> {
         match op {
             Op::Attention(Attention { cached: true, .. }) => {
                 let samples = self.inputs[0].shape.dims()[0];
-                self.ensure(
-                    self.inputs[3].shape.elements() == samples,
-                    "there must be a start per sample",
-                )
+                self.ensure(self.inputs[3].shape.elements() == samples, "there must be a start per sample")
             }
             Op::AttentionGrad(attention) => {
                 let &[b, t, _] = self.inputs[1].shape.dims() else {
@@ -119,10 +102,7 @@ impl Rule<'_> {
         let losses = Op::CrossEntropy.outputs(&[logits, inputs[2], inputs[3]])?[0];
         self.ensure(outputs[0] == losses, "there must be a loss per row")?;
         if head.has_gradient() {
-            self.ensure(
-                inputs[4].shape == losses.shape,
-                "there must be a gradient per loss",
-            )?;
+            self.ensure(inputs[4].shape == losses.shape, "there must be a gradient per loss")?;
         }
         let (rows, vocabulary) = (logits.shape.rows(), logits.shape.columns());
         let workspace = outputs[1].shape;
@@ -144,29 +124,21 @@ impl Rule<'_> {
     fn adamw(&self, adamw: &AdamW) -> Result<()> {
         self.count(3, 4)?;
         let elements = self.inputs[0].shape.elements();
-        let same = self.outputs[..3]
-            .iter()
-            .all(|state| state.shape.elements() == elements);
+        let same = self.outputs[..3].iter().all(|state| state.shape.elements() == elements);
         self.ensure(same, "parameters, gradients and moments must have one length")?;
         let scalars = [self.inputs[1], self.inputs[2], self.outputs[3]];
         self.ensure(
             scalars.iter().all(|of| of.shape.elements() == 1),
             "norm, rate and counter are one number each",
         )?;
-        let mut ranges: Vec<(usize, usize)> = adamw
-            .ranges
-            .iter()
-            .map(|range| (range.start, range.len))
-            .collect();
+        let mut ranges: Vec<(usize, usize)> =
+            adamw.ranges.iter().map(|range| (range.start, range.len)).collect();
         ranges.sort_unstable();
         let mut end = 0;
         for (start, len) in ranges {
             let is_free = start >= end || len == 0;
             end = start.saturating_add(len);
-            self.ensure(
-                is_free && end <= elements,
-                "ranges must be disjoint and inside the parameters",
-            )?;
+            self.ensure(is_free && end <= elements, "ranges must be disjoint and inside the parameters")?;
         }
         Ok(())
     }
@@ -174,16 +146,8 @@ impl Rule<'_> {
     /// Every operand is f32, except indices, which are u32.
     fn element_types(&self) -> Result<()> {
         let is_index_output = |index| matches!(self.kernel, Kernel::AdamW(_)) && index == 3;
-        let operands = self
-            .inputs
-            .iter()
-            .enumerate()
-            .map(|(i, of)| (of, self.is_index_input(i)));
-        let results = self
-            .outputs
-            .iter()
-            .enumerate()
-            .map(|(i, of)| (of, is_index_output(i)));
+        let operands = self.inputs.iter().enumerate().map(|(i, of)| (of, self.is_index_input(i)));
+        let results = self.outputs.iter().enumerate().map(|(i, of)| (of, is_index_output(i)));
         for (of, is_index) in operands.chain(results) {
             let wanted = if is_index { DType::U32 } else { DType::F32 };
             if of.dtype != wanted {
@@ -218,32 +182,18 @@ impl Rule<'_> {
     }
 
     fn outputs(&self, expected: &[TensorType]) -> Result<()> {
-        self.ensure(
-            self.outputs == expected,
-            &format!("the outputs must be {}", list(expected)),
-        )
+        self.ensure(self.outputs == expected, &format!("the outputs must be {}", list(expected)))
     }
 
     fn ensure(&self, holds: bool, requirement: &str) -> Result<()> {
         if holds {
             return Ok(());
         }
-        let detail = format!(
-            "{requirement}, got {} → {}",
-            list(self.inputs),
-            list(self.outputs)
-        );
-        Err(Error::Binding {
-            kernel: self.kernel.name(),
-            detail,
-        })
+        let detail = format!("{requirement}, got {} → {}", list(self.inputs), list(self.outputs));
+        Err(Error::Binding { kernel: self.kernel.name(), detail })
     }
 }
 
 fn list(types: &[TensorType]) -> String {
-    types
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
+    types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -42,18 +42,13 @@ pub(super) fn head_loss(
     let simd = context.simd;
     let (x, w, weights) = (operands.input(0), operands.input(1), operands.input(3));
     let targets = operands.indices(2);
-    let (rows, columns) = (
-        operands.input_type(0).shape.rows(),
-        operands.input_type(0).shape.columns(),
-    );
+    let (rows, columns) = (operands.input_type(0).shape.rows(), operands.input_type(0).shape.columns());
     let vocabulary = operands.input_type(1).shape.rows();
     check_targets("head_loss", targets, vocabulary)?;
     let d_losses = head.has_gradient().then(|| operands.input(4));
     let (losses, workspace) = (operands.output(0), operands.output(1));
     let mut d_x = head.d_input.then(|| operands.output(2));
-    let mut d_w = head
-        .d_weight
-        .map(|_| operands.output(2 + usize::from(head.d_input)));
+    let mut d_w = head.d_weight.map(|_| operands.output(2 + usize::from(head.d_input)));
     let w = Matrix::new(w, vocabulary, columns);
 
     for first in (0..rows).step_by(head.chunk_rows) {
@@ -61,22 +56,11 @@ pub(super) fn head_loss(
         let count = chunk.len();
         let logits = &mut workspace[..count * vocabulary];
         let x = Matrix::new(&x[first * columns..chunk.end * columns], count, columns);
-        gemm::multiply(
-            context,
-            Product {
-                a: x,
-                b: w.transposed(),
-                bias: None,
-                add: false,
-            },
-            logits,
-        );
+        gemm::multiply(context, Product { a: x, b: w.transposed(), bias: None, add: false }, logits);
 
         let tile = tile_rows(vocabulary);
-        let grids = [
-            Grid::rows(&mut *logits, vocabulary, tile),
-            Grid::elements(&mut losses[chunk.clone()], tile),
-        ];
+        let grids =
+            [Grid::rows(&mut *logits, vocabulary, tile), Grid::elements(&mut losses[chunk.clone()], tile)];
         for_tiles(context.pool, grids, |[mut logits, losses], _| {
             for (index, loss) in losses.into_slice().iter_mut().enumerate() {
                 let row = first + logits.row + index;
@@ -84,13 +68,7 @@ pub(super) fn head_loss(
                 let log_sum_exp = vector::log_sum_exp(simd, logits);
                 *loss = row_loss(logits, log_sum_exp, targets[row], weights[row]);
                 if let Some(d_losses) = d_losses {
-                    row_grad(
-                        simd,
-                        logits,
-                        log_sum_exp,
-                        targets[row],
-                        weights[row] * d_losses[row],
-                    );
+                    row_grad(simd, logits, log_sum_exp, targets[row], weights[row] * d_losses[row]);
                 }
             }
         });
@@ -98,29 +76,11 @@ pub(super) fn head_loss(
         let d_logits = Matrix::new(logits, count, vocabulary);
         if let Some(d_x) = &mut d_x {
             let d_x = &mut d_x[first * columns..chunk.end * columns];
-            gemm::multiply(
-                context,
-                Product {
-                    a: d_logits,
-                    b: w,
-                    bias: None,
-                    add: false,
-                },
-                d_x,
-            );
+            gemm::multiply(context, Product { a: d_logits, b: w, bias: None, add: false }, d_x);
         }
         if let Some(d_w) = &mut d_w {
             let add = head.d_weight == Some(true) || first > 0;
-            gemm::multiply(
-                context,
-                Product {
-                    a: d_logits.transposed(),
-                    b: x,
-                    bias: None,
-                    add,
-                },
-                d_w,
-            );
+            gemm::multiply(context, Product { a: d_logits.transposed(), b: x, bias: None, add }, d_w);
         }
     }
     Ok(())

@@ -20,10 +20,9 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
             _ => Needs::default(),
         },
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
-        Kernel::GlobalNorm => Needs {
-            partials: rows::update::partial_count(input(0).elements()),
-            ..Needs::default()
-        },
+        Kernel::GlobalNorm => {
+            Needs { partials: rows::update::partial_count(input(0).elements()), ..Needs::default() }
+        }
         Kernel::Cast
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
@@ -55,16 +54,7 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         Op::Linear { bias } => {
             let bias = bias.then(|| operands.input(2));
             let (x, w) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(
-                context,
-                Product {
-                    a: x,
-                    b: w.transposed(),
-                    bias,
-                    add,
-                },
-                operands.output(0),
-            );
+            gemm::multiply(context, Product { a: x, b: w.transposed(), bias, add }, operands.output(0));
         }
         Op::LayerNorm { eps, bias } => rows::norm::layer_norm(context, operands, *eps, *bias),
         Op::Split { .. } => rows::copy::split(context, operands),
@@ -81,27 +71,13 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         Op::EmbedGrad { .. } => return rows::embed::embed_grad(context, operands, add),
         Op::LinearGradInput => {
             let (d_y, w) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(
-                context,
-                Product {
-                    a: d_y,
-                    b: w,
-                    bias: None,
-                    add,
-                },
-                operands.output(0),
-            );
+            gemm::multiply(context, Product { a: d_y, b: w, bias: None, add }, operands.output(0));
         }
         Op::LinearGradWeight => {
             let (d_y, x) = (matrix(operands, 0), matrix(operands, 1));
             gemm::multiply(
                 context,
-                Product {
-                    a: d_y.transposed(),
-                    b: x,
-                    bias: None,
-                    add,
-                },
+                Product { a: d_y.transposed(), b: x, bias: None, add },
                 operands.output(0),
             );
         }

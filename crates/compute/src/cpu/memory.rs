@@ -3,10 +3,7 @@
 //! Inputs and outputs of a launch usually lie in one arena, so a launch needs shared and exclusive slices of one buffer at
 //! a time. [`Operation`] is the permit: it can only be made by [`Memory::check`], which refuses operands that overlap, so
 //! [`Operands`] can hand out each output once and every input freely.
-#![expect(
-    unsafe_code,
-    reason = "inputs and outputs of a launch are disjoint slices of one buffer"
-)]
+#![expect(unsafe_code, reason = "inputs and outputs of a launch are disjoint slices of one buffer")]
 
 use std::{cell::UnsafeCell, marker::PhantomData};
 
@@ -32,10 +29,7 @@ fn zeroed_lines<T>(floats: usize, zero: impl Fn() -> T) -> Result<Vec<T>> {
     let count = floats.div_ceil(LINE_FLOATS);
     let mut lines = Vec::new();
     if lines.try_reserve_exact(count).is_err() {
-        return Err(Error::OutOfMemory {
-            device: DEVICE,
-            bytes: floats.saturating_mul(size_of::<f32>()),
-        });
+        return Err(Error::OutOfMemory { device: DEVICE, bytes: floats.saturating_mul(size_of::<f32>()) });
     }
     lines.resize_with(count, zero);
     Ok(lines)
@@ -92,19 +86,14 @@ pub(super) struct Operation {
 impl Operation {
     /// Whether an operand lies in this buffer.
     pub fn names(&self, buffer: BufferId) -> bool {
-        self.inputs
-            .iter()
-            .chain(&self.outputs)
-            .any(|place| place.buffer == buffer)
+        self.inputs.iter().chain(&self.outputs).any(|place| place.buffer == buffer)
     }
 }
 
 impl Memory {
     /// A new buffer of zeros.
     pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
-        let lines = zeroed_lines(bytes.div_ceil(size_of::<f32>()), || {
-            UnsafeCell::new(Line::zeroed())
-        })?;
+        let lines = zeroed_lines(bytes.div_ceil(size_of::<f32>()), || UnsafeCell::new(Line::zeroed()))?;
         self.buffers.push(Some(Buffer { lines, bytes }));
         Ok(BufferId(self.buffers.len() - 1))
     }
@@ -140,73 +129,42 @@ impl Memory {
             let others = launch.inputs.iter().chain(&launch.outputs[..index]);
             for other in others {
                 if overlap(output, output.of.dtype.bytes(), other, other.of.dtype.bytes()) {
-                    let detail = format!(
-                        "output {index} {} overlaps another operand {}",
-                        output.of, other.of
-                    );
+                    let detail =
+                        format!("output {index} {} overlaps another operand {}", output.of, other.of);
                     return Err(Error::Binding { kernel, detail });
                 }
             }
         }
-        let places = |views: &[View]| {
-            views
-                .iter()
-                .map(|view| self.place(kernel, view))
-                .collect::<Result<_>>()
-        };
-        Ok(Operation {
-            inputs: places(&launch.inputs)?,
-            outputs: places(&launch.outputs)?,
-        })
+        let places =
+            |views: &[View]| views.iter().map(|view| self.place(kernel, view)).collect::<Result<_>>();
+        Ok(Operation { inputs: places(&launch.inputs)?, outputs: places(&launch.outputs)? })
     }
 
     /// The slices of a launch. They borrow the memory exclusively, so launches cannot run into each other.
     pub fn operands<'a>(&'a mut self, operation: &'a Operation) -> Operands<'a> {
-        Operands {
-            memory: self,
-            operation,
-            taken: 0,
-            exclusive: PhantomData,
-        }
+        Operands { memory: self, operation, taken: 0, exclusive: PhantomData }
     }
 
     fn place(&self, kernel: &'static str, view: &View) -> Result<Place> {
-        let wrong = |what: String| Error::Binding {
-            kernel,
-            detail: format!("{what} ({})", view.of),
-        };
+        let wrong = |what: String| Error::Binding { kernel, detail: format!("{what} ({})", view.of) };
         if view.of.dtype.bytes() != size_of::<f32>() {
-            return Err(Error::Unsupported {
-                device: DEVICE,
-                kernel,
-                dtype: view.of.dtype,
-            });
+            return Err(Error::Unsupported { device: DEVICE, kernel, dtype: view.of.dtype });
         }
         let Some(Some(buffer)) = self.buffers.get(view.buffer.0) else {
             return Err(wrong("an operand's buffer does not exist or was freed".into()));
         };
         if !view.offset_bytes.is_multiple_of(size_of::<f32>()) {
-            return Err(wrong(format!(
-                "an operand starts at byte {}, inside an element",
-                view.offset_bytes
-            )));
+            return Err(wrong(format!("an operand starts at byte {}, inside an element", view.offset_bytes)));
         }
         let bytes = view.of.shape.elements().checked_mul(size_of::<f32>());
-        if bytes
-            .and_then(|bytes| bytes.checked_add(view.offset_bytes))
-            .is_none_or(|end| end > buffer.bytes)
-        {
+        if bytes.and_then(|bytes| bytes.checked_add(view.offset_bytes)).is_none_or(|end| end > buffer.bytes) {
             let detail = format!(
                 "an operand starts at byte {} and ends past its buffer of {}",
                 view.offset_bytes, buffer.bytes
             );
             return Err(wrong(detail));
         }
-        Ok(Place {
-            buffer: view.buffer,
-            start: view.offset_bytes / size_of::<f32>(),
-            of: view.of,
-        })
+        Ok(Place { buffer: view.buffer, start: view.offset_bytes / size_of::<f32>(), of: view.of })
     }
 
     /// Where a place starts.
@@ -244,11 +202,7 @@ impl<'a> Operands<'a> {
 
     /// The indices of an input.
     pub fn indices(&self, index: usize) -> &'a [u32] {
-        assert_eq!(
-            self.operation.inputs[index].of.dtype,
-            DType::U32,
-            "checked at bind"
-        );
+        assert_eq!(self.operation.inputs[index].of.dtype, DType::U32, "checked at bind");
         bytemuck::cast_slice(self.input(index))
     }
 
@@ -257,10 +211,7 @@ impl<'a> Operands<'a> {
     /// # Panics
     /// When asked for the second time.
     pub fn output(&mut self, index: usize) -> &'a mut [f32] {
-        assert!(
-            index < 64 && self.taken >> index & 1 == 0,
-            "output {index} is handed out once"
-        );
+        assert!(index < 64 && self.taken >> index & 1 == 0, "output {index} is handed out once");
         self.taken |= 1 << index;
         let place = &self.operation.outputs[index];
         // SAFETY: `pointer` has found the place inside its live buffer. The memory is borrowed exclusively for 'a, no
@@ -270,11 +221,7 @@ impl<'a> Operands<'a> {
 
     /// The indices of an output.
     pub fn output_indices(&mut self, index: usize) -> &'a mut [u32] {
-        assert_eq!(
-            self.operation.outputs[index].of.dtype,
-            DType::U32,
-            "checked at bind"
-        );
+        assert_eq!(self.operation.outputs[index].of.dtype, DType::U32, "checked at bind");
         bytemuck::cast_slice_mut(self.output(index))
     }
 
@@ -305,11 +252,7 @@ mod tests {
     use crate::{kernel::Kernel, op::Op};
 
     fn view(buffer: BufferId, offset_bytes: usize, len: usize) -> View {
-        View {
-            buffer,
-            offset_bytes,
-            of: TensorType::new(&[len], DType::F32),
-        }
+        View { buffer, offset_bytes, of: TensorType::new(&[len], DType::F32) }
     }
 
     #[test]
@@ -317,13 +260,7 @@ mod tests {
         let mut memory = Memory::default();
         let buffer = memory.allocate(100).unwrap();
         let check = |inputs: Vec<View>, output: View| {
-            memory
-                .check(&Launch {
-                    kernel: Kernel::Op(Op::Gelu),
-                    inputs,
-                    outputs: vec![output],
-                })
-                .map(drop)
+            memory.check(&Launch { kernel: Kernel::Op(Op::Gelu), inputs, outputs: vec![output] }).map(drop)
         };
         check(vec![view(buffer, 0, 10)], view(buffer, 40, 10)).unwrap();
         check(vec![view(buffer, 0, 10)], view(buffer, 36, 10)).unwrap_err();
@@ -342,10 +279,7 @@ mod tests {
             assert_eq!(slice.as_ptr() as usize % 256, 0);
             assert!(slice.iter().all(|&x| x == 0.0));
         }
-        assert!(matches!(
-            memory.allocate(usize::MAX / 2),
-            Err(Error::OutOfMemory { .. })
-        ));
+        assert!(matches!(memory.allocate(usize::MAX / 2), Err(Error::OutOfMemory { .. })));
     }
 
     #[test]

@@ -124,10 +124,7 @@ impl Device for Cpu {
     fn describe(&self) -> String {
         let threads = self.threads();
         let plural = if threads == 1 { "" } else { "s" };
-        format!(
-            "{DEVICE}: {} kernels in f32, {threads} thread{plural}",
-            self.simd.set()
-        )
+        format!("{DEVICE}: {} kernels in f32, {threads} thread{plural}", self.simd.set())
     }
 
     fn element_bytes(&self, dtype: DType) -> usize {
@@ -141,10 +138,7 @@ impl Device for Cpu {
     fn free(&mut self, buffer: BufferId) {
         self.memory.free(buffer);
         for sequence in &mut self.sequences {
-            if sequence
-                .as_ref()
-                .is_some_and(|steps| steps.iter().any(|step| step.operation.names(buffer)))
-            {
+            if sequence.as_ref().is_some_and(|steps| steps.iter().any(|step| step.operation.names(buffer))) {
                 *sequence = None;
             }
         }
@@ -198,10 +192,7 @@ impl Device for Cpu {
             check::check(launch)?;
             let operation = self.memory.check(launch)?;
             needs.include(launch::needs(self.simd, launch));
-            steps.push(Step {
-                kernel: launch.kernel.clone(),
-                operation,
-            });
+            steps.push(Step { kernel: launch.kernel.clone(), operation });
         }
         self.reserve(needs)?;
         self.sequences.push(Some(steps));
@@ -215,27 +206,12 @@ impl Device for Cpu {
     }
 
     fn run(&mut self, sequence: SequenceId) -> Result<()> {
-        let Cpu {
-            simd,
-            pool,
-            memory,
-            sequences,
-            shared,
-            partials,
-        } = self;
+        let Cpu { simd, pool, memory, sequences, shared, partials } = self;
         let Some(Some(steps)) = sequences.get(sequence.0) else {
             let detail = "the sequence was unbound, or a buffer that it names was freed".into();
-            return Err(Error::Binding {
-                kernel: "run",
-                detail,
-            });
+            return Err(Error::Binding { kernel: "run", detail });
         };
-        let mut context = Context {
-            simd: *simd,
-            pool,
-            shared,
-            partials,
-        };
+        let mut context = Context { simd: *simd, pool, shared, partials };
         for step in steps {
             launch::run(&mut context, &step.kernel, &mut memory.operands(&step.operation))?;
         }
@@ -247,10 +223,7 @@ fn check_length(kernel: &'static str, view: usize, host: usize) -> Result<()> {
     if view == host {
         return Ok(());
     }
-    Err(Error::Binding {
-        kernel,
-        detail: format!("{host} elements for a view of {view}"),
-    })
+    Err(Error::Binding { kernel, detail: format!("{host} elements for a view of {view}") })
 }
 
 fn convert<A: Copy, B>(from: &[A], to: &mut [B], each: impl Fn(A) -> B) {

@@ -53,19 +53,12 @@ impl Pool {
             panic: Mutex::new(None),
             scratch: (0..threads).map(|_| Mutex::new(Scratch::default())).collect(),
         });
-        let mut pool = Pool {
-            shared,
-            workers: Vec::with_capacity(threads - 1),
-        };
+        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1) };
         for thread_idx in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("compute-{thread_idx}"));
             // On failure the pool is dropped, which ends the workers that did start.
-            pool.workers.push(
-                builder
-                    .spawn(move || shared.work(thread_idx))
-                    .map_err(Error::Threads)?,
-            );
+            pool.workers.push(builder.spawn(move || shared.work(thread_idx)).map_err(Error::Threads)?);
         }
         Ok(pool)
     }
@@ -77,10 +70,7 @@ impl Pool {
 
     /// Gives every thread scratch of at least `floats` numbers.
     pub fn reserve(&mut self, floats: usize) -> Result<()> {
-        self.shared
-            .scratch
-            .iter()
-            .try_for_each(|scratch| ignore_poison(scratch).reserve(floats))
+        self.shared.scratch.iter().try_for_each(|scratch| ignore_poison(scratch).reserve(floats))
     }
 
     /// Calls `body` once for every tile below `tiles`, on all threads, and returns when all calls have.
@@ -205,10 +195,7 @@ impl Shared {
         let gate = self.gate.0.load(Ordering::Relaxed);
         // Sequentially consistent together with the sleepers' count: either this sees a sleeper, or the sleeper sees the
         // open gate.
-        self.gate.0.store(
-            (gate & !INSIDE & !OPEN).wrapping_add(EPOCH) | OPEN,
-            Ordering::SeqCst,
-        );
+        self.gate.0.store((gate & !INSIDE & !OPEN).wrapping_add(EPOCH) | OPEN, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(ignore_poison(&self.lock));
             self.work.notify_all();
@@ -249,11 +236,7 @@ impl Shared {
     fn try_enter(&self, seen: u64) -> Option<u64> {
         let mut gate = self.gate.0.load(Ordering::SeqCst);
         while gate & OPEN != 0 && gate / EPOCH != seen {
-            match self
-                .gate
-                .0
-                .compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed)
-            {
+            match self.gate.0.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(gate / EPOCH),
                 Err(now) => gate = now,
             }

@@ -30,11 +30,7 @@ impl<'a, T> Grid<'a, T> {
     /// matrix, inside a matrix by rows of tiles.
     pub fn new(data: &'a mut [T], size: [usize; 3], tile: [usize; 2]) -> Self {
         let [_, rows, columns] = size;
-        assert_eq!(
-            size.iter().product::<usize>(),
-            data.len(),
-            "the grid covers the slice"
-        );
+        assert_eq!(size.iter().product::<usize>(), data.len(), "the grid covers the slice");
         Grid {
             pointer: data.as_mut_ptr(),
             size,
@@ -59,28 +55,18 @@ impl<'a, T> Grid<'a, T> {
 
     /// Numbers the tiles of a matrix by columns of tiles.
     pub fn by_columns(self) -> Self {
-        Grid {
-            is_column_major: true,
-            ..self
-        }
+        Grid { is_column_major: true, ..self }
     }
 
     /// Only some columns of every matrix.
     pub fn columns(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.size[2]);
         if range.is_empty() {
-            return Grid {
-                size: [0, 0, 0],
-                ..self
-            };
+            return Grid { size: [0, 0, 0], ..self };
         }
         // SAFETY: the range lies inside the first row, so the result points into the slice.
         let pointer = unsafe { self.pointer.add(range.start) };
-        Grid {
-            pointer,
-            size: [self.size[0], self.size[1], range.len()],
-            ..self
-        }
+        Grid { pointer, size: [self.size[0], self.size[1], range.len()], ..self }
     }
 
     /// How many tiles there are.
@@ -90,10 +76,7 @@ impl<'a, T> Grid<'a, T> {
     }
 
     fn tiles_per_matrix(&self) -> [usize; 2] {
-        [
-            self.size[1].div_ceil(self.tile[0]),
-            self.size[2].div_ceil(self.tile[1]),
-        ]
+        [self.size[1].div_ceil(self.tile[0]), self.size[2].div_ceil(self.tile[1])]
     }
 
     /// The tile with this index.
@@ -196,10 +179,7 @@ impl<'a, T> Tile<'a, T> {
 
     /// All elements of a tile whose rows follow each other.
     pub fn into_slice(self) -> &'a mut [T] {
-        assert!(
-            self.rows <= 1 || self.stride == self.columns,
-            "the tile is contiguous"
-        );
+        assert!(self.rows <= 1 || self.stride == self.columns, "the tile is contiguous");
         // SAFETY: the rows are contiguous, the elements are the tile's own, and the tile is consumed.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.rows * self.columns) }
     }
@@ -209,11 +189,7 @@ impl<'a, T> Tile<'a, T> {
         assert!(rows.start <= rows.end && rows.end <= self.rows);
         assert!(columns.start <= columns.end && columns.end <= self.columns);
         let is_empty = rows.is_empty() || columns.is_empty();
-        let offset = if is_empty {
-            0
-        } else {
-            rows.start * self.stride + columns.start
-        };
+        let offset = if is_empty { 0 } else { rows.start * self.stride + columns.start };
         Tile {
             // SAFETY: the ranges lie inside the tile, so the offset does; an empty part stays at the start.
             pointer: unsafe { self.pointer.add(offset) },
@@ -238,10 +214,7 @@ pub(super) fn for_tiles<T: Send, const N: usize>(
     body: impl Fn([Tile<'_, T>; N], &mut [f32]) + Sync,
 ) {
     let count = grids.first().map_or(0, Grid::count);
-    assert!(
-        grids.iter().all(|grid| grid.count() == count),
-        "all grids have the same number of tiles"
-    );
+    assert!(grids.iter().all(|grid| grid.count() == count), "all grids have the same number of tiles");
     pool.run(count, &|index, scratch| {
         // SAFETY: the pool calls this once for each index, and the tiles do not outlive the call.
         let tiles = std::array::from_fn(|i| unsafe { grids[i].tile(index) });
@@ -279,17 +252,9 @@ mod tests {
     fn a_window_of_columns_leaves_the_others_alone() {
         let mut pool = Pool::new(2).unwrap();
         let mut data = vec![0.0f32; 4 * 6];
-        for_tiles(
-            &mut pool,
-            [Grid::rows(&mut data, 6, 3).columns(2..5)],
-            |[mut tile], _| {
-                (0..tile.rows()).for_each(|row| tile.row_mut(row).fill(1.0));
-            },
-        );
-        assert!(
-            data.iter()
-                .enumerate()
-                .all(|(i, &x)| x == f32::from((2..5).contains(&(i % 6))))
-        );
+        for_tiles(&mut pool, [Grid::rows(&mut data, 6, 3).columns(2..5)], |[mut tile], _| {
+            (0..tile.rows()).for_each(|row| tile.row_mut(row).fill(1.0));
+        });
+        assert!(data.iter().enumerate().all(|(i, &x)| x == f32::from((2..5).contains(&(i % 6)))));
     }
 }

@@ -15,11 +15,8 @@ pub enum InstructionSet {
 
 impl InstructionSet {
     /// All of them, the widest last.
-    pub const ALL: [InstructionSet; 3] = [
-        InstructionSet::Portable,
-        InstructionSet::Avx2,
-        InstructionSet::Avx512,
-    ];
+    pub const ALL: [InstructionSet; 3] =
+        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512];
 
     /// Whether this processor has it.
     pub fn is_available(self) -> bool {

@@ -20,17 +20,10 @@ use crate::{op::Attention, tensor::Shape};
 pub(in super::super) fn needs(simd: Simd, attention: &Attention, q: Shape, k: Shape) -> Needs {
     let sizes = Sizes::new(attention, q, k);
     let rows = BLOCK.min(sizes.queries);
-    let packed = [
-        (sizes.keys, sizes.head_dim),
-        (sizes.head_dim, sizes.keys),
-        (sizes.head_dim, rows),
-    ]
-    .map(|(n, k)| gemm::needs_alone(simd, n, k));
+    let packed = [(sizes.keys, sizes.head_dim), (sizes.head_dim, sizes.keys), (sizes.head_dim, rows)]
+        .map(|(n, k)| gemm::needs_alone(simd, n, k));
     let packed = packed.into_iter().max().unwrap_or(0);
-    Needs {
-        scratch: 2 * rows * sizes.keys + packed,
-        ..Needs::default()
-    }
+    Needs { scratch: 2 * rows * sizes.keys + packed, ..Needs::default() }
 }
 
 pub(in super::super) fn attention_grad(
@@ -39,32 +32,12 @@ pub(in super::super) fn attention_grad(
     attention: &Attention,
 ) {
     let simd = context.simd;
-    let (d_out, q, k, v) = (
-        operands.input(0),
-        operands.input(1),
-        operands.input(2),
-        operands.input(3),
-    );
+    let (d_out, q, k, v) = (operands.input(0), operands.input(1), operands.input(2), operands.input(3));
     let (out, log_sum_exp) = (operands.input(4), operands.input(5));
-    let sizes = Sizes::new(
-        attention,
-        operands.input_type(1).shape,
-        operands.input_type(2).shape,
-    );
-    let Sizes {
-        batch,
-        queries,
-        keys,
-        heads,
-        kv_heads,
-        head_dim,
-        ..
-    } = sizes;
+    let sizes = Sizes::new(attention, operands.input_type(1).shape, operands.input_type(2).shape);
+    let Sizes { batch, queries, keys, heads, kv_heads, head_dim, .. } = sizes;
     let owned = sizes.group() * head_dim;
-    let (query_size, key_size) = (
-        [batch, queries, heads * head_dim],
-        [batch, keys, kv_heads * head_dim],
-    );
+    let (query_size, key_size) = ([batch, queries, heads * head_dim], [batch, keys, kv_heads * head_dim]);
     let grids = [
         Grid::new(operands.output(0), query_size, [queries, owned]),
         Grid::new(operands.output(1), key_size, [keys, head_dim]),
@@ -86,36 +59,15 @@ pub(in super::super) fn attention_grad(
                 let (p, scratch) = scratch.split_at_mut(count * seen);
                 let (d_s, scratch) = scratch.split_at_mut(count * seen);
                 let block = |data| sizes.query_head(data, (b, h), rows.clone());
-                let (keys, values) = (
-                    sizes.key_head(k, (b, kv_head), seen),
-                    sizes.key_head(v, (b, kv_head), seen),
-                );
+                let (keys, values) =
+                    (sizes.key_head(k, (b, kv_head), seen), sizes.key_head(v, (b, kv_head), seen));
                 let mut multiply = |a, b, c: &mut Tile<'_>, add| {
-                    gemm::multiply_alone(
-                        simd,
-                        Product {
-                            a,
-                            b,
-                            bias: None,
-                            add,
-                        },
-                        c,
-                        scratch,
-                    );
+                    gemm::multiply_alone(simd, Product { a, b, bias: None, add }, c, scratch);
                 };
 
                 multiply(block(q), keys.transposed(), &mut Tile::new(p, count, seen), false);
-                multiply(
-                    block(d_out),
-                    values.transposed(),
-                    &mut Tile::new(d_s, count, seen),
-                    false,
-                );
-                for (row, (p, d_s)) in p
-                    .chunks_exact_mut(seen)
-                    .zip(d_s.chunks_exact_mut(seen))
-                    .enumerate()
-                {
+                multiply(block(d_out), values.transposed(), &mut Tile::new(d_s, count, seen), false);
+                for (row, (p, d_s)) in p.chunks_exact_mut(seen).zip(d_s.chunks_exact_mut(seen)).enumerate() {
                     let t = rows.start + row;
                     let place = (b * queries + t) * heads * head_dim + h * head_dim;
                     let place = place..place + head_dim;
@@ -128,18 +80,8 @@ pub(in super::super) fn attention_grad(
                     d_s[visible..].fill(0.0);
                 }
                 let (p, d_s) = (Matrix::new(p, count, seen), Matrix::new(d_s, count, seen));
-                multiply(
-                    p.transposed(),
-                    block(d_out),
-                    &mut d_v.part(0..seen, 0..head_dim),
-                    true,
-                );
-                multiply(
-                    d_s.transposed(),
-                    block(q),
-                    &mut d_k.part(0..seen, 0..head_dim),
-                    true,
-                );
+                multiply(p.transposed(), block(d_out), &mut d_v.part(0..seen, 0..head_dim), true);
+                multiply(d_s.transposed(), block(q), &mut d_k.part(0..seen, 0..head_dim), true);
                 let columns = member * head_dim..(member + 1) * head_dim;
                 multiply(d_s, keys, &mut d_q.part(rows.clone(), columns), false);
             }

@@ -22,10 +22,7 @@ pub(in super::super) fn needs(simd: Simd, attention: &Attention, q: Shape, k: Sh
         sizes.head_dim,
         sizes.keys,
     ));
-    Needs {
-        scratch: rows * sizes.keys + packed,
-        ..Needs::default()
-    }
+    Needs { scratch: rows * sizes.keys + packed, ..Needs::default() }
 }
 
 pub(in super::super) fn attention(
@@ -36,65 +33,47 @@ pub(in super::super) fn attention(
     let simd = context.simd;
     let (q, k, v) = (operands.input(0), operands.input(1), operands.input(2));
     let starts = attention.cached.then(|| operands.indices(3));
-    let sizes = Sizes::new(
-        attention,
-        operands.input_type(0).shape,
-        operands.input_type(1).shape,
-    );
-    let Sizes {
-        batch,
-        queries,
-        heads,
-        head_dim,
-        ..
-    } = sizes;
+    let sizes = Sizes::new(attention, operands.input_type(0).shape, operands.input_type(1).shape);
+    let Sizes { batch, queries, heads, head_dim, .. } = sizes;
     // Both grids number their tiles by sample, head and block.
-    let out = Grid::new(
-        operands.output(0),
-        [batch, queries, heads * head_dim],
-        [BLOCK, head_dim],
-    )
-    .by_columns();
+    let out =
+        Grid::new(operands.output(0), [batch, queries, heads * head_dim], [BLOCK, head_dim]).by_columns();
     let statistics = Grid::new(operands.output(1), [batch, heads, queries], [1, BLOCK]);
-    for_tiles(
-        context.pool,
-        [out, statistics],
-        |[mut out, mut log_sum_exp], scratch| {
-            let (b, h) = (out.matrix, out.column / head_dim);
-            let kv_head = h / sizes.group();
-            let start = starts.map_or(0, |starts| starts[b] as usize);
-            let rows = out.row_range();
-            let seen = sizes.visible(start, rows.end - 1);
-            let (scores, scratch) = scratch.split_at_mut(rows.len() * seen);
+    for_tiles(context.pool, [out, statistics], |[mut out, mut log_sum_exp], scratch| {
+        let (b, h) = (out.matrix, out.column / head_dim);
+        let kv_head = h / sizes.group();
+        let start = starts.map_or(0, |starts| starts[b] as usize);
+        let rows = out.row_range();
+        let seen = sizes.visible(start, rows.end - 1);
+        let (scores, scratch) = scratch.split_at_mut(rows.len() * seen);
 
-            let product = Product {
-                a: sizes.query_head(q, (b, h), rows.clone()),
-                b: sizes.key_head(k, (b, kv_head), seen).transposed(),
-                bias: None,
-                add: false,
-            };
-            gemm::multiply_alone(simd, product, &mut Tile::new(scores, rows.len(), seen), scratch);
+        let product = Product {
+            a: sizes.query_head(q, (b, h), rows.clone()),
+            b: sizes.key_head(k, (b, kv_head), seen).transposed(),
+            bias: None,
+            add: false,
+        };
+        gemm::multiply_alone(simd, product, &mut Tile::new(scores, rows.len(), seen), scratch);
 
-            // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
-            let mut sums = [0.0; BLOCK];
-            for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
-                let (visible, hidden) = scores.split_at_mut(sizes.visible(start, rows.start + row));
-                let (max, sum) = vector::softmax_numerators(simd, visible, sizes.scale());
-                hidden.fill(0.0);
-                sums[row] = sum;
-                log_sum_exp.row_mut(0)[row] = max + sum.ln();
-            }
+        // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
+        let mut sums = [0.0; BLOCK];
+        for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
+            let (visible, hidden) = scores.split_at_mut(sizes.visible(start, rows.start + row));
+            let (max, sum) = vector::softmax_numerators(simd, visible, sizes.scale());
+            hidden.fill(0.0);
+            sums[row] = sum;
+            log_sum_exp.row_mut(0)[row] = max + sum.ln();
+        }
 
-            let product = Product {
-                a: gemm::Matrix::new(scores, rows.len(), seen),
-                b: sizes.key_head(v, (b, kv_head), seen),
-                bias: None,
-                add: false,
-            };
-            gemm::multiply_alone(simd, product, &mut out, scratch);
-            for (row, sum) in sums.iter().enumerate().take(rows.len()) {
-                vector::scale(simd, 1.0 / sum, out.row_mut(row));
-            }
-        },
-    );
+        let product = Product {
+            a: gemm::Matrix::new(scores, rows.len(), seen),
+            b: sizes.key_head(v, (b, kv_head), seen),
+            bias: None,
+            add: false,
+        };
+        gemm::multiply_alone(simd, product, &mut out, scratch);
+        for (row, sum) in sums.iter().enumerate().take(rows.len()) {
+            vector::scale(simd, 1.0 / sum, out.row_mut(row));
+        }
+    });
 }

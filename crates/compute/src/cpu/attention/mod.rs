@@ -36,21 +36,8 @@ impl Sizes {
         let (&[batch, queries, columns], &[_, keys, _]) = (q.dims(), k.dims()) else {
             unreachable!("checked at bind")
         };
-        let Attention {
-            heads,
-            kv_heads,
-            mask,
-            ..
-        } = *attention;
-        Sizes {
-            batch,
-            queries,
-            keys,
-            heads,
-            kv_heads,
-            head_dim: columns / heads,
-            mask,
-        }
+        let Attention { heads, kv_heads, mask, .. } = *attention;
+        Sizes { batch, queries, keys, heads, kv_heads, head_dim: columns / heads, mask }
     }
 
     fn scale(&self) -> f32 {

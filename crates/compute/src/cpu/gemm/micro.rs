@@ -51,25 +51,10 @@ impl Family {
     pub fn of(simd: Simd) -> Self {
         match simd.set() {
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 => Family {
-                rows: 8,
-                lanes: 16,
-                vectors: 3,
-                table: &x86::AVX512,
-            },
+            InstructionSet::Avx512 => Family { rows: 8, lanes: 16, vectors: 3, table: &x86::AVX512 },
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 => Family {
-                rows: 6,
-                lanes: 8,
-                vectors: 2,
-                table: &x86::AVX2,
-            },
-            _ => Family {
-                rows: 4,
-                lanes: 8,
-                vectors: 1,
-                table: &PORTABLE,
-            },
+            InstructionSet::Avx2 => Family { rows: 6, lanes: 8, vectors: 2, table: &x86::AVX2 },
+            _ => Family { rows: 4, lanes: 8, vectors: 1, table: &PORTABLE },
         }
     }
 
@@ -102,10 +87,7 @@ unsafe fn portable<const R: usize>(panels: Panels, to: Target) {
     for k in 0..panels.k {
         // SAFETY: k is below the panels' depth, so both groups lie inside them by the caller's promise.
         let (a, b) = unsafe {
-            (
-                &*panels.a.add(k * R).cast::<[f32; R]>(),
-                &*panels.b.add(k * LANES).cast::<[f32; LANES]>(),
-            )
+            (&*panels.a.add(k * R).cast::<[f32; R]>(), &*panels.b.add(k * LANES).cast::<[f32; LANES]>())
         };
         for (sums, a) in sums.iter_mut().zip(a) {
             for (sum, b) in sums.iter_mut().zip(b) {

@@ -11,10 +11,7 @@
 //! With many rows, the panels of B are packed once by all threads into shared memory, then tiles of C are computed, each of
 //! which packs its rows of A. With few rows (decoding) it is A that is packed once, and each tile packs its own columns of B:
 //! then every weight is read from memory once, and packing is the only pass over it.
-#![expect(
-    unsafe_code,
-    reason = "inner loops use vector instructions and pointers into packed panels"
-)]
+#![expect(unsafe_code, reason = "inner loops use vector instructions and pointers into packed panels")]
 
 mod micro;
 mod pack;
@@ -57,13 +54,7 @@ impl<'a> Matrix<'a> {
             rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= data.len(),
             "the matrix lies inside its slice"
         );
-        Matrix {
-            data,
-            rows,
-            columns,
-            row_stride,
-            column_stride: 1,
-        }
+        Matrix { data, rows, columns, row_stride, column_stride: 1 }
     }
 
     /// Rows one after another.
@@ -122,11 +113,7 @@ pub(super) fn needs(simd: Simd, m: usize, n: usize, k: usize) -> Needs {
     } else {
         (depth * family.padded(n.min(STAGE_COLUMNS)), depth * TILE_ROWS)
     };
-    Needs {
-        shared,
-        scratch,
-        ..Needs::default()
-    }
+    Needs { shared, scratch, ..Needs::default() }
 }
 
 /// The scratch that [`multiply_alone`] takes.
@@ -137,14 +124,9 @@ pub(super) fn needs_alone(simd: Simd, n: usize, k: usize) -> usize {
 
 /// Computes C, contiguous rows, on all threads.
 pub(super) fn multiply(context: &mut Context<'_>, product: Product<'_>, c: &mut [f32]) {
-    let Context {
-        simd, pool, shared, ..
-    } = context;
+    let Context { simd, pool, shared, .. } = context;
     let (m, n, k) = (product.a.rows, product.b.columns, product.a.columns);
-    assert!(
-        product.b.rows == k && c.len() == m * n,
-        "the matrices fit each other"
-    );
+    assert!(product.b.rows == k && c.len() == m * n, "the matrices fit each other");
     if m * n == 0 {
         return;
     }
@@ -153,9 +135,7 @@ pub(super) fn multiply(context: &mut Context<'_>, product: Product<'_>, c: &mut 
             if !product.add {
                 row.fill(0.0);
             }
-            row.iter_mut()
-                .zip(product.bias.unwrap_or_default())
-                .for_each(|(c, bias)| *c += bias);
+            row.iter_mut().zip(product.bias.unwrap_or_default()).for_each(|(c, bias)| *c += bias);
         }
         return;
     }
@@ -171,27 +151,15 @@ pub(super) fn multiply_alone(simd: Simd, product: Product<'_>, c: &mut Tile<'_>,
     let family = Family::of(simd);
     let Product { a, b, bias, .. } = product;
     let (m, n, k) = (a.rows, b.columns, a.columns);
-    assert!(
-        b.rows == k && c.rows() == m && c.columns() == n,
-        "the matrices fit each other"
-    );
+    assert!(b.rows == k && c.rows() == m && c.columns() == n, "the matrices fit each other");
     for block in blocks(k) {
         let depth = block.len();
         let (packed_b, packed_a) = scratch.split_at_mut(depth * family.padded(n));
         pack_columns(simd, &b, block.clone(), 0..n, packed_b);
         for rows in cut(0..m, family.rows) {
             let packed_a = &mut packed_a[..depth * rows.len()];
-            pack(
-                simd,
-                a.row_lines(rows.clone(), block.clone()),
-                rows.len(),
-                packed_a,
-            );
-            let start = Start {
-                bias,
-                add: product.add,
-                is_first: block.start == 0,
-            };
+            pack(simd, a.row_lines(rows.clone(), block.clone()), rows.len(), packed_a);
+            let start = Start { bias, add: product.add, is_first: block.start == 0 };
             multiply_panels(family, depth, packed_a, packed_b, &mut c.part(rows, 0..n), start);
         }
     }
@@ -224,19 +192,8 @@ fn many_rows(simd: Simd, pool: &mut Pool, shared: &mut [f32], product: Product<'
                     pack(simd, a.row_lines(rows.clone(), block.clone()), rows.len(), out);
                 }
                 let bias = bias.map(|bias| &bias[stage.start + tile.column..]);
-                let start = Start {
-                    bias,
-                    add: product.add,
-                    is_first: block.start == 0,
-                };
-                multiply_panels(
-                    family,
-                    depth,
-                    packed_a,
-                    &packed[depth * tile.column..],
-                    &mut tile,
-                    start,
-                );
+                let start = Start { bias, add: product.add, is_first: block.start == 0 };
+                multiply_panels(family, depth, packed_a, &packed[depth * tile.column..], &mut tile, start);
             });
         }
     }
@@ -246,10 +203,7 @@ fn many_rows(simd: Simd, pool: &mut Pool, shared: &mut [f32], product: Product<'
 fn stage_tile_columns(family: Family, row_tiles: usize, columns: usize) -> usize {
     const WANTED_TILES: usize = 32;
     let parts = WANTED_TILES.div_ceil(row_tiles);
-    columns
-        .div_ceil(parts)
-        .max(4 * family.columns())
-        .next_multiple_of(family.columns())
+    columns.div_ceil(parts).max(4 * family.columns()).next_multiple_of(family.columns())
 }
 
 fn few_rows(simd: Simd, pool: &mut Pool, shared: &mut [f32], product: Product<'_>, c: &mut [f32]) {
@@ -263,12 +217,7 @@ fn few_rows(simd: Simd, pool: &mut Pool, shared: &mut [f32], product: Product<'_
         for_tiles(pool, [Grid::elements(out, panel)], |[tile], _| {
             let start = tile.column / block.len();
             let rows = start..(start + family.rows).min(m);
-            pack(
-                simd,
-                a.row_lines(rows.clone(), block.clone()),
-                rows.len(),
-                tile.into_slice(),
-            );
+            pack(simd, a.row_lines(rows.clone(), block.clone()), rows.len(), tile.into_slice());
         });
     }
     let packed_a = &*packed_a;
@@ -279,11 +228,7 @@ fn few_rows(simd: Simd, pool: &mut Pool, shared: &mut [f32], product: Product<'_
             let packed_b = &mut scratch[..depth * family.padded(tile.columns())];
             pack_columns(simd, &b, block.clone(), tile.column_range(), packed_b);
             let bias = bias.map(|bias| &bias[tile.column..]);
-            let start = Start {
-                bias,
-                add: product.add,
-                is_first: block.start == 0,
-            };
+            let start = Start { bias, add: product.add, is_first: block.start == 0 };
             multiply_panels(
                 family,
                 depth,
@@ -313,14 +258,8 @@ struct Start<'a> {
 fn multiply_panels(family: Family, depth: usize, a: &[f32], b: &[f32], c: &mut Tile<'_>, start: Start<'_>) {
     let (m, n, stride) = (c.rows(), c.columns(), c.stride());
     let bias = start.bias.filter(|_| start.is_first);
-    assert!(
-        a.len() >= depth * m && b.len() >= depth * family.padded(n),
-        "the panels cover the tile"
-    );
-    assert!(
-        bias.is_none_or(|bias| bias.len() >= n),
-        "the bias covers the tile"
-    );
+    assert!(a.len() >= depth * m && b.len() >= depth * family.padded(n), "the panels cover the tile");
+    assert!(bias.is_none_or(|bias| bias.len() >= n), "the bias covers the tile");
     let base = c.as_mut_ptr();
     for columns in cut(0..n, family.columns()) {
         for rows in cut(0..m, family.rows) {
@@ -371,7 +310,5 @@ fn blocks(k: usize) -> impl Iterator<Item = Range<usize>> {
 /// A range in pieces of at most `length`.
 fn cut(range: Range<usize>, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
-    range
-        .step_by(length.max(1))
-        .map(move |start| start..(start + length).min(end))
+    range.step_by(length.max(1)).map(move |start| start..(start + length).min(end))
 }

@@ -22,13 +22,7 @@ pub(super) struct Lines<'a> {
 
 /// Packs lines into `out[k * width + i]`; lines that do not exist are zeros.
 pub(super) fn pack(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
-    let Lines {
-        data,
-        count,
-        depth,
-        line_stride,
-        k_stride,
-    } = lines;
+    let Lines { data, count, depth, line_stride, k_stride } = lines;
     assert!(count <= width && out.len() >= depth * width);
     if count == 0 || depth == 0 {
         return out[..depth * width].fill(0.0);
@@ -68,10 +62,7 @@ struct Packed {
 
 /// Packs as many whole blocks of 8 lines by 8 steps as there are, where vector instructions can transpose them.
 fn transpose_blocks(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) -> Packed {
-    let packed = Packed {
-        lines: lines.count / 8 * 8,
-        depth: lines.depth / 8 * 8,
-    };
+    let packed = Packed { lines: lines.count / 8 * 8, depth: lines.depth / 8 * 8 };
     if lines.k_stride != 1 || simd.set() == InstructionSet::Portable {
         return Packed { lines: 0, depth: 0 };
     }
@@ -83,13 +74,7 @@ fn transpose_blocks(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32])
         // `packed.depth` elements inside the data, and as many groups of eight inside the output.
         unsafe {
             let from = lines.data.as_ptr().add(i * lines.line_stride);
-            x86::transpose(
-                from,
-                lines.line_stride,
-                packed.depth,
-                out.as_mut_ptr().add(i),
-                width,
-            );
+            x86::transpose(from, lines.line_stride, packed.depth, out.as_mut_ptr().add(i), width);
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -117,19 +102,13 @@ mod x86 {
                     _ => _mm256_unpackhi_ps(line[i - 1], line[i]),
                 });
                 let four = |i: usize, j: usize| {
-                    (
-                        _mm256_shuffle_ps::<0x44>(pair[i], pair[j]),
-                        _mm256_shuffle_ps::<0xEE>(pair[i], pair[j]),
-                    )
+                    (_mm256_shuffle_ps::<0x44>(pair[i], pair[j]), _mm256_shuffle_ps::<0xEE>(pair[i], pair[j]))
                 };
                 let ((a0, a1), (a2, a3)) = (four(0, 2), four(1, 3));
                 let ((b0, b1), (b2, b3)) = (four(4, 6), four(5, 7));
                 for (step, (a, b)) in [(a0, b0), (a1, b1), (a2, b2), (a3, b3)].into_iter().enumerate() {
                     _mm256_storeu_ps(to.add((k + step) * width), _mm256_permute2f128_ps::<0x20>(a, b));
-                    _mm256_storeu_ps(
-                        to.add((k + step + 4) * width),
-                        _mm256_permute2f128_ps::<0x31>(a, b),
-                    );
+                    _mm256_storeu_ps(to.add((k + step + 4) * width), _mm256_permute2f128_ps::<0x31>(a, b));
                 }
             }
         }
@@ -144,36 +123,16 @@ mod tests {
     fn a_panel_holds_every_line_in_step_order() {
         for set in InstructionSet::ALL {
             let Some(simd) = Simd::new(set) else { continue };
-            for (count, depth, width) in [
-                (1, 1, 1),
-                (8, 16, 8),
-                (17, 19, 48),
-                (48, 8, 48),
-                (5, 33, 6),
-                (0, 3, 8),
-            ] {
+            for (count, depth, width) in
+                [(1, 1, 1), (8, 16, 8), (17, 19, 48), (48, 8, 48), (5, 33, 6), (0, 3, 8)]
+            {
                 for (line_stride, k_stride) in [(40, 1), (1, 50), (3, 150)] {
                     let data: Vec<f32> = (0..48 * 150).map(|i| i as f32).collect();
                     let mut out = vec![-1.0; depth * width];
-                    pack(
-                        simd,
-                        Lines {
-                            data: &data,
-                            count,
-                            depth,
-                            line_stride,
-                            k_stride,
-                        },
-                        width,
-                        &mut out,
-                    );
+                    pack(simd, Lines { data: &data, count, depth, line_stride, k_stride }, width, &mut out);
                     for (index, &value) in out.iter().enumerate() {
                         let (k, i) = (index / width, index % width);
-                        let expected = if i < count {
-                            (i * line_stride + k * k_stride) as f32
-                        } else {
-                            0.0
-                        };
+                        let expected = if i < count { (i * line_stride + k * k_stride) as f32 } else { 0.0 };
                         assert_eq!(value, expected, "{set} {count} lines, k {k}, line {i}");
                     }
                 }

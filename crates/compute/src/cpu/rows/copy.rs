@@ -54,15 +54,11 @@ pub(in super::super) fn cache_append(context: &mut Context<'_>, operands: &mut O
         unreachable!("checked at bind")
     };
     let size = [batch, capacity, columns];
-    for_tiles(
-        context.pool,
-        [Grid::new(operands.output(0), size, [capacity, columns])],
-        |[cache], _| {
-            let b = cache.matrix;
-            let start = (starts[b] as usize).min(capacity);
-            let kept = positions.min(capacity - start) * columns;
-            let rows = &new[b * positions * columns..][..kept];
-            cache.into_slice()[start * columns..][..kept].copy_from_slice(rows);
-        },
-    );
+    for_tiles(context.pool, [Grid::new(operands.output(0), size, [capacity, columns])], |[cache], _| {
+        let b = cache.matrix;
+        let start = (starts[b] as usize).min(capacity);
+        let kept = positions.min(capacity - start) * columns;
+        let rows = &new[b * positions * columns..][..kept];
+        cache.into_slice()[start * columns..][..kept].copy_from_slice(rows);
+    });
 }

@@ -13,10 +13,9 @@ use crate::error::{Error, Result};
 
 pub(in super::super) fn embed(context: &mut Context<'_>, operands: &mut Operands<'_>) -> Result<()> {
     let (table, ids) = (operands.input(0), operands.indices(1));
-    let [rows, columns] = *operands.input_type(0).shape.dims() else {
-        unreachable!("checked at bind")
-    };
-    check_ids("embed", ids, rows)?;
+    let shape = operands.input_type(0).shape;
+    let columns = shape.columns();
+    check_ids("embed", ids, shape.rows())?;
     let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
     for_tiles(context.pool, [grid], |[mut y], _| {
         for row in 0..y.rows() {
@@ -34,9 +33,7 @@ pub(in super::super) fn embed_grad(
     add: bool,
 ) -> Result<()> {
     let (simd, ids, d_y) = (context.simd, operands.indices(0), operands.input(1));
-    let [rows, columns] = *operands.output_type(0).shape.dims() else {
-        unreachable!("checked at bind")
-    };
+    let [rows, columns] = *operands.output_type(0).shape.dims() else { unreachable!("checked at bind") };
     check_ids("embed_grad", ids, rows)?;
     let grid = Grid::rows(operands.output(0), columns, embed_grad_tile_rows(rows, columns));
     for_tiles(context.pool, [grid], |[mut d_table], _| {
@@ -62,11 +59,7 @@ fn embed_grad_tile_rows(rows: usize, columns: usize) -> usize {
 /// The first id that is not below `rows`, as an error.
 pub(in super::super) fn check_ids(op: &'static str, ids: &[u32], rows: usize) -> Result<()> {
     match ids.iter().find(|&&id| id as usize >= rows) {
-        Some(&id) => Err(Error::IndexOutOfRange {
-            op,
-            index: id as usize,
-            rows,
-        }),
+        Some(&id) => Err(Error::IndexOutOfRange { op, index: id as usize, rows }),
         None => Ok(()),
     }
 }

@@ -21,10 +21,7 @@ pub(in super::super) fn cross_entropy(context: &mut Context<'_>, operands: &mut 
     let columns = operands.input_type(0).shape.columns();
     check_targets("cross_entropy", targets, columns)?;
     let rows = tile_rows(columns);
-    let grids = [
-        Grid::elements(operands.output(0), rows),
-        Grid::elements(operands.output(1), rows),
-    ];
+    let grids = [Grid::elements(operands.output(0), rows), Grid::elements(operands.output(1), rows)];
     for_tiles(context.pool, grids, |[losses, statistics], _| {
         let range = losses.column_range();
         let outputs = losses.into_slice().iter_mut().zip(statistics.into_slice());
@@ -64,11 +61,7 @@ pub(in super::super) fn cross_entropy_grad(
 
 /// The weighted loss of one row.
 pub(in super::super) fn row_loss(logits: &[f32], log_sum_exp: f32, target: u32, weight: f32) -> f32 {
-    if target == IGNORED {
-        0.0
-    } else {
-        weight * (log_sum_exp - logits[target as usize])
-    }
+    if target == IGNORED { 0.0 } else { weight * (log_sum_exp - logits[target as usize]) }
 }
 
 /// Turns logits into the gradient with respect to them, in place.
@@ -82,15 +75,8 @@ pub(in super::super) fn row_grad(simd: Simd, logits: &mut [f32], log_sum_exp: f3
 
 /// The first target that is neither ignored nor below `vocabulary`, as an error.
 pub(in super::super) fn check_targets(op: &'static str, targets: &[u32], vocabulary: usize) -> Result<()> {
-    match targets
-        .iter()
-        .find(|&&target| target != IGNORED && target as usize >= vocabulary)
-    {
-        Some(&target) => Err(Error::IndexOutOfRange {
-            op,
-            index: target as usize,
-            rows: vocabulary,
-        }),
+    match targets.iter().find(|&&target| target != IGNORED && target as usize >= vocabulary) {
+        Some(&target) => Err(Error::IndexOutOfRange { op, index: target as usize, rows: vocabulary }),
         None => Ok(()),
     }
 }

@@ -24,12 +24,7 @@ pub(in super::super) fn layer_norm(
 ) {
     let (simd, x) = (context.simd, operands.input(0));
     let columns = operands.input_type(0).shape.columns();
-    let norm = Norm {
-        simd,
-        gain: operands.input(1),
-        shift: bias.then(|| operands.input(2)),
-        eps,
-    };
+    let norm = Norm { simd, gain: operands.input(1), shift: bias.then(|| operands.input(2)), eps };
     let rows = tile_rows(columns);
     let grids = [
         Grid::rows(operands.output(0), columns, rows),
@@ -52,12 +47,7 @@ pub(in super::super) fn add_layer_norm(
 ) {
     let (simd, a, b) = (context.simd, operands.input(0), operands.input(1));
     let columns = operands.input_type(0).shape.columns();
-    let norm = Norm {
-        simd,
-        gain: operands.input(2),
-        shift: bias.then(|| operands.input(3)),
-        eps,
-    };
+    let norm = Norm { simd, gain: operands.input(2), shift: bias.then(|| operands.input(3)), eps };
     let rows = tile_rows(columns);
     let grids = [
         Grid::rows(operands.output(0), columns, rows),
@@ -86,25 +76,12 @@ impl Norm<'_> {
     fn row(&self, x: &[f32], row: usize, y: &mut Tile<'_>, mean: &mut Tile<'_>, rstd: &mut Tile<'_>) {
         let statistics = vector::norm_statistics(self.simd, x, self.eps);
         (mean.row_mut(0)[row], rstd.row_mut(0)[row]) = statistics;
-        vector::normalise(
-            self.simd,
-            x,
-            statistics.0,
-            statistics.1,
-            self.gain,
-            self.shift,
-            y.row_mut(row),
-        );
+        vector::normalise(self.simd, x, statistics.0, statistics.1, self.gain, self.shift, y.row_mut(row));
     }
 }
 
 pub(in super::super) fn layer_norm_grad_input(context: &mut Context<'_>, operands: &mut Operands<'_>) {
-    let (simd, d_y, x, gain) = (
-        context.simd,
-        operands.input(0),
-        operands.input(1),
-        operands.input(2),
-    );
+    let (simd, d_y, x, gain) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
     let (mean, rstd) = (operands.input(3), operands.input(4));
     let columns = operands.input_type(0).shape.columns();
     let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
@@ -112,15 +89,7 @@ pub(in super::super) fn layer_norm_grad_input(context: &mut Context<'_>, operand
         for row in d_x.row_range() {
             let range = row * columns..(row + 1) * columns;
             let to = d_x.row_mut(row - d_x.row);
-            vector::norm_grad_input(
-                simd,
-                &d_y[range.clone()],
-                &x[range],
-                gain,
-                mean[row],
-                rstd[row],
-                to,
-            );
+            vector::norm_grad_input(simd, &d_y[range.clone()], &x[range], gain, mean[row], rstd[row], to);
         }
     });
 }
@@ -142,15 +111,7 @@ pub(in super::super) fn layer_norm_grad_params(
             for row in block..(block + SUMMED_ROWS).min(mean.len()) {
                 let range = row * columns + owned.start..row * columns + owned.end;
                 let (d_y, x) = (&d_y[range.clone()], &x[range]);
-                vector::norm_grad_params(
-                    simd,
-                    d_y,
-                    x,
-                    mean[row],
-                    rstd[row],
-                    &mut gain_part,
-                    &mut shift_part,
-                );
+                vector::norm_grad_params(simd, d_y, x, mean[row], rstd[row], &mut gain_part, &mut shift_part);
             }
             vector::accumulate(simd, &gain_part, gains);
             vector::accumulate(simd, &shift_part, shifts);
@@ -164,11 +125,7 @@ pub(in super::super) fn layer_norm_grad_params(
     if bias {
         let d_shift = Grid::elements(operands.output(1), OWNED_COLUMNS);
         for_tiles(context.pool, [d_gain, d_shift], |[d_gain, d_shift], _| {
-            sums(
-                d_gain.column_range(),
-                d_gain.into_slice(),
-                Some(d_shift.into_slice()),
-            );
+            sums(d_gain.column_range(), d_gain.into_slice(), Some(d_shift.into_slice()));
         });
     } else {
         for_tiles(context.pool, [d_gain], |[d_gain], _| {
@@ -181,23 +138,19 @@ pub(in super::super) fn linear_grad_bias(context: &mut Context<'_>, operands: &m
     let (simd, d_y) = (context.simd, operands.input(0));
     let shape = operands.input_type(0).shape;
     let (rows, columns) = (shape.rows(), shape.columns());
-    for_tiles(
-        context.pool,
-        [Grid::elements(operands.output(0), OWNED_COLUMNS)],
-        |[d_b], _| {
-            let owned = d_b.column_range();
-            let mut sums = [0.0; OWNED_COLUMNS];
-            let sums = &mut sums[..owned.len()];
-            for block in (0..rows).step_by(SUMMED_ROWS) {
-                let mut part = [0.0; OWNED_COLUMNS];
-                for row in block..(block + SUMMED_ROWS).min(rows) {
-                    vector::accumulate(simd, &d_y[row * columns..][owned.clone()], &mut part);
-                }
-                vector::accumulate(simd, &part, sums);
+    for_tiles(context.pool, [Grid::elements(operands.output(0), OWNED_COLUMNS)], |[d_b], _| {
+        let owned = d_b.column_range();
+        let mut sums = [0.0; OWNED_COLUMNS];
+        let sums = &mut sums[..owned.len()];
+        for block in (0..rows).step_by(SUMMED_ROWS) {
+            let mut part = [0.0; OWNED_COLUMNS];
+            for row in block..(block + SUMMED_ROWS).min(rows) {
+                vector::accumulate(simd, &d_y[row * columns..][owned.clone()], &mut part);
             }
-            finish(simd, sums, d_b.into_slice(), add);
-        },
-    );
+            vector::accumulate(simd, &part, sums);
+        }
+        finish(simd, sums, d_b.into_slice(), add);
+    });
 }
 
 fn finish(simd: Simd, sums: &[f32], out: &mut [f32], add: bool) {

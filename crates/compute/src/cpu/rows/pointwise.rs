@@ -13,37 +13,25 @@ use crate::philox::drop_threshold;
 
 pub(in super::super) fn gelu(context: &mut Context<'_>, operands: &mut Operands<'_>) {
     let (simd, x) = (context.simd, operands.input(0));
-    for_tiles(
-        context.pool,
-        [Grid::elements(operands.output(0), TILE_ELEMENTS)],
-        |[y], _| {
-            vector::gelu(simd, &x[y.column_range()], y.into_slice());
-        },
-    );
+    for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[y], _| {
+        vector::gelu(simd, &x[y.column_range()], y.into_slice());
+    });
 }
 
 pub(in super::super) fn gelu_grad(context: &mut Context<'_>, operands: &mut Operands<'_>) {
     let (simd, x, d_y) = (context.simd, operands.input(0), operands.input(1));
-    for_tiles(
-        context.pool,
-        [Grid::elements(operands.output(0), TILE_ELEMENTS)],
-        |[d_x], _| {
-            let range = d_x.column_range();
-            vector::gelu_grad(simd, &x[range.clone()], &d_y[range], d_x.into_slice());
-        },
-    );
+    for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[d_x], _| {
+        let range = d_x.column_range();
+        vector::gelu_grad(simd, &x[range.clone()], &d_y[range], d_x.into_slice());
+    });
 }
 
 pub(in super::super) fn add(context: &mut Context<'_>, operands: &mut Operands<'_>) {
     let (simd, a, b) = (context.simd, operands.input(0), operands.input(1));
-    for_tiles(
-        context.pool,
-        [Grid::elements(operands.output(0), TILE_ELEMENTS)],
-        |[y], _| {
-            let range = y.column_range();
-            vector::add(simd, &a[range.clone()], &b[range], y.into_slice());
-        },
-    );
+    for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[y], _| {
+        let range = y.column_range();
+        vector::add(simd, &a[range.clone()], &b[range], y.into_slice());
+    });
 }
 
 pub(in super::super) fn dropout(
@@ -57,31 +45,14 @@ pub(in super::super) fn dropout(
     let (simd, x, samples) = (context.simd, operands.input(0), operands.indices(2));
     let key = operands.indices(1);
     let (key, step) = ([key[0], key[1]], key[2]);
-    let (threshold, scale) = (
-        drop_threshold(probability),
-        (1.0 / (1.0 - f64::from(probability))) as f32,
-    );
+    let (threshold, scale) = (drop_threshold(probability), (1.0 / (1.0 - f64::from(probability))) as f32);
     let per_sample = x.len().checked_div(samples.len()).unwrap_or(0);
-    let grid = Grid::new(
-        operands.output(0),
-        [1, samples.len(), per_sample],
-        [1, TILE_ELEMENTS],
-    );
+    let grid = Grid::new(operands.output(0), [1, samples.len(), per_sample], [1, TILE_ELEMENTS]);
     for_tiles(context.pool, [grid], |[y], _| {
         let start = y.row * per_sample + y.column;
         let x = &x[start..start + y.columns()];
         let counter = [(y.column / 4) as u32, samples[y.row], number, step];
-        vector::dropout(
-            simd,
-            DropMask {
-                key,
-                counter,
-                threshold,
-                scale,
-            },
-            x,
-            y.into_slice(),
-        );
+        vector::dropout(simd, DropMask { key, counter, threshold, scale }, x, y.into_slice());
     });
 }
 
@@ -92,28 +63,20 @@ pub(in super::super) fn sum(context: &mut Context<'_>, operands: &mut Operands<'
 
 pub(in super::super) fn broadcast(context: &mut Context<'_>, operands: &mut Operands<'_>) {
     let value = operands.input(0)[0];
-    for_tiles(
-        context.pool,
-        [Grid::elements(operands.output(0), TILE_ELEMENTS)],
-        |[y], _| {
-            y.into_slice().fill(value);
-        },
-    );
+    for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[y], _| {
+        y.into_slice().fill(value);
+    });
 }
 
 /// Overwrites the output with the input, or adds to it.
 pub(in super::super) fn write(context: &mut Context<'_>, operands: &mut Operands<'_>, add: bool) {
     let (simd, x) = (context.simd, operands.input(0));
-    for_tiles(
-        context.pool,
-        [Grid::elements(operands.output(0), TILE_ELEMENTS)],
-        |[y], _| {
-            let x = &x[y.column_range()];
-            if add {
-                vector::accumulate(simd, x, y.into_slice());
-            } else {
-                y.into_slice().copy_from_slice(x);
-            }
-        },
-    );
+    for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[y], _| {
+        let x = &x[y.column_range()];
+        if add {
+            vector::accumulate(simd, x, y.into_slice());
+        } else {
+            y.into_slice().copy_from_slice(x);
+        }
+    });
 }

@@ -1,0 +1,166 @@
+//! The CPU backend against the reference: every kernel, odd shapes, every instruction set, several numbers of threads.
+
+mod cases;
+
+use cases::{Case, Data, all, indices, largest, random, reals, run};
+use ironmill_compute::{
+    Cpu, DType, Device, Error, IGNORED, Kernel, Op, Reference, Result, TensorType, cpu::InstructionSet,
+};
+
+/// Where and by how much an output is further from the oracle than allowed.
+fn compare(case: &Case, actual: &[Vec<f64>], expected: &[Vec<f64>]) -> std::result::Result<(), String> {
+    for (output, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let bound = case.bound(output, expected);
+        for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+            let error = (a - e).abs();
+            // Written so that NaN on either side fails.
+            if !(error <= bound) {
+                return Err(format!(
+                    "output {output} element {index} is {a}, not {e}: error {error:.2e}, bound {bound:.2e}, in {}",
+                    case.name()
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn cpu(threads: usize, set: InstructionSet) -> Option<Cpu> {
+    Cpu::with_instruction_set(threads, set).map(Result::unwrap)
+}
+
+#[test]
+fn every_kernel_matches_the_reference_under_every_instruction_set() {
+    let mut failures = Vec::new();
+    for case in all() {
+        let expected = run(&mut Reference::exact(), &case).unwrap();
+        for set in InstructionSet::ALL {
+            let Some(mut cpu) = cpu(2, set) else { continue };
+            let actual = run(&mut cpu, &case).unwrap();
+            failures
+                .extend(compare(&case, &actual, &expected).err().map(|failure| format!("{set}: {failure}")));
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn an_error_of_four_bounds_fails() {
+    for case in all() {
+        let expected = run(&mut Reference::exact(), &case).unwrap();
+        let actual = run(&mut Cpu::new(1).unwrap(), &case).unwrap();
+        for output in 0..actual.len() {
+            let scale = largest(&expected[output]);
+            let bound = case.bound(output, &expected[output]);
+            assert!(bound <= 3e-5 * scale, "the bound {bound} says little about {scale} in {}", case.name());
+            let mut wrong = actual.clone();
+            let middle = wrong[output].len() / 2;
+            wrong[output][middle] += (4.0 * bound).max(1e-12);
+            assert!(compare(&case, &wrong, &expected).is_err(), "{}", case.name());
+        }
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for case in all() {
+        for set in InstructionSet::ALL {
+            let bits = |threads| {
+                let outputs = run(&mut cpu(threads, set)?, &case).unwrap();
+                Some(outputs.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+            };
+            let one = bits(1);
+            assert_eq!(one, bits(2), "{set}: {}", case.name());
+            assert_eq!(one, bits(3), "{set}: {}", case.name());
+        }
+    }
+}
+
+#[test]
+fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
+    let (n, k) = (130, 900);
+    for set in InstructionSet::ALL {
+        let Some(mut cpu) = cpu(2, set) else { continue };
+        let mut product = |m: usize| {
+            let x = random(&[100, k], 1);
+            let Data::Real(x) = x.data else { panic!("numbers") };
+            let inputs = vec![reals(&[m, k], x[..m * k].to_vec()), random(&[n, k], 2)];
+            let outputs = vec![random(&[m, n], 3)];
+            let case = Case { kernel: Kernel::Op(Op::Linear { bias: false }), inputs, outputs, terms: k };
+            run(&mut cpu, &case).unwrap().remove(0)[..n].to_vec()
+        };
+        let alone = product(1);
+        for m in [2, 7, 33, 100] {
+            assert_eq!(product(m), alone, "{set}, {m} rows");
+        }
+    }
+}
+
+#[test]
+fn an_id_outside_the_table_is_an_error_that_names_it() {
+    let mut cpu = Cpu::new(2).unwrap();
+    let mut check = |op: Op, inputs: Vec<cases::Tensor>, expected: (usize, usize)| {
+        let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.of).collect();
+        let outputs = op.outputs(&types).unwrap().iter().map(|of| random(of.shape.dims(), 1)).collect();
+        let case = Case { kernel: Kernel::Op(op), inputs, outputs, terms: 1 };
+        match run(&mut cpu, &case) {
+            Err(Error::IndexOutOfRange { index, rows, .. }) => assert_eq!((index, rows), expected),
+            other => panic!("{other:?}"),
+        }
+    };
+    check(Op::Embed, vec![random(&[5, 2], 1), indices(&[3], vec![4, 5, 0])], (5, 5));
+    check(
+        Op::EmbedGrad { rows: 5 },
+        vec![indices(&[1], vec![u32::MAX]), random(&[1, 2], 1)],
+        (u32::MAX as usize, 5),
+    );
+    let logits = || vec![random(&[2, 3], 1), indices(&[2], vec![IGNORED, 3]), random(&[2], 2)];
+    check(Op::CrossEntropy, logits(), (3, 3));
+    let mut inputs = logits();
+    inputs.extend([random(&[2], 3), random(&[2], 4)]);
+    check(Op::CrossEntropyGrad, inputs, (3, 3));
+}
+
+#[test]
+fn what_cannot_run_is_refused_at_bind() {
+    let mut cpu = Cpu::new(1).unwrap();
+    let gelu = Case {
+        kernel: Kernel::Op(Op::Gelu),
+        inputs: vec![random(&[4], 1)],
+        outputs: vec![random(&[4], 2)],
+        terms: 1,
+    };
+    let mut half = gelu.clone();
+    half.inputs[0].of = half.inputs[0].of.with_dtype(DType::BF16);
+    half.outputs[0].of = half.outputs[0].of.with_dtype(DType::BF16);
+    let message = run(&mut cpu, &half).unwrap_err().to_string();
+    assert!(message.contains("cpu") && message.contains("bf16"), "{message}");
+
+    let mut other_shape = gelu.clone();
+    other_shape.outputs = vec![random(&[5], 2)];
+    assert!(matches!(run(&mut cpu, &other_shape), Err(Error::Binding { .. })));
+
+    let into = Case { kernel: Kernel::OpInto { op: Op::Gelu, add: true }, ..gelu.clone() };
+    assert!(matches!(run(&mut cpu, &into), Err(Error::Binding { kernel: "gelu", .. })));
+
+    let mut whole = gelu.clone();
+    whole.inputs[0] = indices(&[4], vec![1, 2, 3, 4]);
+    whole.outputs[0] = indices(&[4], vec![0; 4]);
+    assert!(matches!(run(&mut cpu, &whole), Err(Error::Unsupported { dtype: DType::U32, .. })));
+}
+
+#[test]
+fn a_sequence_ends_with_the_memory_it_names() {
+    let mut cpu = Cpu::new(1).unwrap();
+    let case = &all()[0];
+    let bound = cases::bind(&mut cpu, case).unwrap();
+    cpu.run(bound.sequence).unwrap();
+    cpu.free(bound.outputs()[0].buffer);
+    assert!(matches!(cpu.run(bound.sequence), Err(Error::Binding { .. })));
+}
+
+#[test]
+fn a_description_names_the_instructions_and_the_threads() {
+    let cpu = Cpu::with_instruction_set(3, InstructionSet::Portable).unwrap().unwrap();
+    assert_eq!(cpu.describe(), "cpu: portable kernels in f32, 3 threads");
+}
