@@ -98,10 +98,10 @@ pub(super) fn attention_grad(attention: &Attention, inputs: &[&Tensor], outputs:
                     let probability = (score - log_sum_exp.data[heads.statistic(b, h, t)]).exp();
                     let d_probability: f64 = d_row.iter().zip(&v.data[key..]).map(|(a, b)| a * b).sum();
                     let d_score = probability * (d_probability - d_dot_out) * heads.scale();
-                    for d in 0..heads.head_dim {
+                    for (d, d_element) in d_row.iter().enumerate() {
                         outputs[0].data[query + d] += d_score * k.data[key + d];
                         outputs[1].data[key + d] += d_score * q.data[query + d];
-                        outputs[2].data[key + d] += probability * d_row[d];
+                        outputs[2].data[key + d] += probability * d_element;
                     }
                 }
             }

@@ -1,0 +1,33 @@
+//! What the ops, the passes and the backends promise, checked on small programs.
+//!
+//! `cases` declares every op once, with odd shapes; the checks that follow all run over that one list.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+/// The cases, how to fill their operands, and what makes the list complete.
+mod cases;
+/// Builds, fills and runs a case on a device.
+mod harness;
+/// How far apart two results may be.
+mod tolerance;
+
+/// Every backend against the reference.
+mod backends;
+/// Derivatives against central differences in double precision.
+mod derivatives;
+
+/// A GPT-2-like model of a few thousand numbers, for whole programs.
+mod tiny;
+
+/// Keys and values in a cache against attention over the whole sequence.
+mod cache;
+/// Heads and losses in shapes that fusing must get right or leave alone.
+mod heads;
+/// The optimiser's kernels.
+mod optimiser;
+/// Programs with passes on against programs with passes off.
+mod passes;
+/// Working types narrower than f32.
+mod precision;
+/// Accumulation, frozen parameters, thread counts, and what cannot be trained.
+mod training;

@@ -1,0 +1,85 @@
+//! A working type narrower than f32: the rounding reference stays near the exact one; a backend without it says so.
+
+use ironmill_compute::{DType, Device, Reference};
+use ironmill_graph::{Passes, Precision, Runtime, refresh_program};
+
+use crate::{
+    harness::{cpu, exact},
+    tiny::{Model, SMALL, Size, Trial},
+    tolerance::{assert_close, largest, relative},
+};
+
+const SIZE: Size = Size { dropout: 0.0, ..SMALL };
+
+#[test]
+fn a_bf16_program_is_as_near_to_the_exact_one_as_bf16_allows() {
+    let model = Model::new(SIZE);
+    let (loss, gradients) = one_step(&model, exact(), &Passes::ALL, &Passes::ALL);
+    let bf16 = bf16_passes(&model, true);
+    let (rounded_loss, rounded_gradients) = one_step(&model, rounded(), &bf16, &Passes::ALL);
+
+    // Some forty roundings one after the other, each half an epsilon, of which the residual stream averages most away.
+    let bound = relative(0.5, DType::BF16.epsilon(), 40);
+    assert_close("loss", &[rounded_loss], &[loss], bound);
+    assert_close("gradients", &rounded_gradients, &gradients, bound);
+
+    // The rounding is real: neither result is near what f32 would give.
+    let f32_bound = relative(16.0, DType::F32.epsilon(), 40);
+    assert!((rounded_loss - loss).abs() > f32_bound * loss, "{rounded_loss} and {loss}");
+    let apart = rounded_gradients.iter().zip(&gradients).map(|(a, b)| a - b).collect::<Vec<_>>();
+    assert!(largest(&apart) > f32_bound * largest(&gradients));
+}
+
+#[test]
+fn fusing_changes_nothing_in_bf16() {
+    let model = Model::new(SIZE);
+    let plain = one_step(&model, rounded(), &bf16_passes(&model, false), &Passes::NONE);
+    let fused = one_step(&model, rounded(), &bf16_passes(&model, true), &Passes::NONE);
+    assert_close("loss", &[fused.0], &[plain.0], 1e-12);
+    assert_close("gradients", &fused.1, &plain.1, 1e-12);
+}
+
+#[test]
+fn in_f32_the_rounding_reference_stays_within_f32_of_the_exact_one() {
+    let model = Model::new(SIZE);
+    let (loss, gradients) = one_step(&model, exact(), &Passes::ALL, &Passes::ALL);
+    let (rounded_loss, rounded_gradients) = one_step(&model, rounded(), &Passes::ALL, &Passes::ALL);
+    let bound = relative(0.5, DType::F32.epsilon(), 40);
+    assert_close("loss", &[rounded_loss], &[loss], bound);
+    assert_close("gradients", &rounded_gradients, &gradients, bound);
+}
+
+#[test]
+fn cpu_refuses_bf16_by_name_when_the_program_is_compiled() {
+    let model = Model::new(SIZE);
+    for fuse in [false, true] {
+        let mut runtime = Runtime::new(cpu(1), &model.states).unwrap();
+        let error = runtime.compile(model.micro(2, false).graph, &bf16_passes(&model, fuse)).unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.starts_with("the cpu backend has no ") && message.contains("kernel in bf16"),
+            "{message}"
+        );
+    }
+}
+
+fn rounded() -> Box<dyn Device> {
+    Box::new(Reference::rounded())
+}
+
+fn bf16_passes(model: &Model, fuse: bool) -> Passes {
+    let precision =
+        Precision::Working { dtype: DType::BF16, masters: model.optimiser.parameters, copy: model.working };
+    Passes { precision, fuse, share_memory: fuse }
+}
+
+/// The loss and gradients of one micro-batch, with the working copy fresh.
+fn one_step(model: &Model, device: Box<dyn Device>, micro: &Passes, update: &Passes) -> (f64, Vec<f64>) {
+    let mut trial = Trial::new(model, device, update);
+    let refresh = refresh_program(model.layout.len(), DType::BF16, model.optimiser.parameters, model.working);
+    let refresh = trial.runtime.compile(refresh, &Passes::NONE).unwrap();
+    let program = trial.compile(model.micro(2, false), micro);
+    trial.runtime.run(refresh).unwrap();
+    let loss = trial.run(&program, 0..2, 2, 0);
+    (loss, trial.gradients())
+}
