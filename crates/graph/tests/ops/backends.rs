@@ -1,6 +1,6 @@
 //! Every backend against the exact reference, on the same inputs, within bounds derived from epsilon.
 
-use ironmill_compute::{DType, Device, HostData, Op};
+use ironmill_compute::{Cpu, DType, Device, HostData, Op, cpu::InstructionSet};
 use ironmill_graph::{Graph, Passes, Runtime, States};
 
 use crate::{
@@ -10,12 +10,15 @@ use crate::{
 };
 
 #[test]
-fn cpu_matches_the_reference_on_every_op() {
+fn cpu_matches_the_reference_on_every_op_with_every_instruction_set() {
     for case in cases() {
         let operands = operand_values(&case);
         let expected = run(&case, exact(), &operands);
-        let differences = differences(&case, &run(&case, cpu(2), &operands), &expected);
-        assert!(differences.is_empty(), "{}: {differences:#?}", case.name);
+        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+            let cpu = Cpu::with_instruction_set(2, set).unwrap().unwrap();
+            let differences = differences(&case, &run(&case, Box::new(cpu), &operands), &expected);
+            assert!(differences.is_empty(), "{}, {set}: {differences:#?}", case.name);
+        }
     }
 }
 
