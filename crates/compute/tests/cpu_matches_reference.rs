@@ -13,8 +13,8 @@ fn compare(case: &Case, actual: &[Vec<f64>], expected: &[Vec<f64>]) -> std::resu
         let bound = case.bound(output, expected);
         for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
             let error = (a - e).abs();
-            // Written so that NaN on either side fails.
-            if !(error <= bound) {
+            // NaN on either side fails too.
+            if error > bound || error.is_nan() {
                 return Err(format!(
                     "output {output} element {index} is {a}, not {e}: error {error:.2e}, bound {bound:.2e}, in {}",
                     case.name()

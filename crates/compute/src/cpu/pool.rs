@@ -45,6 +45,7 @@ impl Pool {
             gate: Padded(AtomicU64::new(0)),
             next: Padded(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
+            started: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::new(()),
             work: Condvar::new(),
@@ -60,6 +61,7 @@ impl Pool {
             // On failure the pool is dropped, which ends the workers that did start.
             pool.workers.push(builder.spawn(move || shared.work(thread_idx)).map_err(Error::Threads)?);
         }
+        pool.shared.wait_for_start(threads - 1);
         Ok(pool)
     }
 
@@ -131,6 +133,7 @@ struct Shared {
     /// The first tile that nobody has claimed.
     next: Padded<AtomicUsize>,
     job: UnsafeCell<Option<Job>>,
+    started: AtomicUsize,
     sleepers: AtomicUsize,
     /// Held while a thread decides to sleep, so that it cannot miss being woken.
     lock: Mutex<()>,
@@ -153,8 +156,21 @@ const OPEN: u64 = 0x1_0000;
 const EPOCH: u64 = 0x2_0000;
 
 impl Shared {
+    /// Waits until the workers have started, since starting allocates and running a sequence must not.
+    fn wait_for_start(&self, workers: usize) {
+        let mut guard = ignore_poison(&self.lock);
+        while self.started.load(Ordering::Relaxed) < workers {
+            guard = self.done.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// A worker's life.
     fn work(&self, thread_idx: usize) {
+        {
+            let _guard = ignore_poison(&self.lock);
+            self.started.fetch_add(1, Ordering::Relaxed);
+            self.done.notify_all();
+        }
         let mut seen = 0;
         while let Some(epoch) = self.enter(seen) {
             seen = epoch;

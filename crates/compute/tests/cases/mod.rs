@@ -156,7 +156,7 @@ fn targets(dims: &[usize], vocabulary: usize, salt: u32) -> Tensor {
 
 fn op(op: Op, inputs: Vec<Tensor>, terms: usize) -> Case {
     let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.of).collect();
-    let outputs = op.outputs(&types).unwrap();
+    let outputs = op.outputs(&types).expect("the case fits its op");
     // Whatever was there before must not matter.
     let outputs = outputs.iter().map(|of| map(random(of.shape.dims(), 99), |_| f32::NAN)).collect();
     Case { kernel: Kernel::Op(op), inputs, outputs, terms }
