@@ -24,7 +24,9 @@ pub enum Error {
         dtype: DType,
     },
     /// An id points outside the table that it indexes.
-    #[error("{op}: id {index} is outside the {rows} there are; the data and the model have different vocabularies: prepare again or change the model")]
+    #[error(
+        "{op}: id {index} is outside the {rows} there are; the data and the model have different vocabularies: prepare again or change the model"
+    )]
     IndexOutOfRange {
         /// The op's name.
         op: &'static str,
@@ -42,9 +44,7 @@ pub enum Error {
         detail: String,
     },
     /// The device could not give the memory.
-    #[error(
-        "cannot allocate {bytes} bytes on {device}; make micro_batch, context or the model smaller"
-    )]
+    #[error("cannot allocate {bytes} bytes on {device}; make micro_batch, context or the model smaller")]
     OutOfMemory {
         /// The backend.
         device: &'static str,

@@ -118,7 +118,11 @@ impl Kernel {
         match self {
             Kernel::OpInto { op, add } => {
                 let values: Vec<Operand> = outputs.iter().map(|&state| expansion.temporary(state)).collect();
-                expansion.step(Kernel::Op(op.clone()), (0..inputs.len()).map(Input).collect(), values.clone());
+                expansion.step(
+                    Kernel::Op(op.clone()),
+                    (0..inputs.len()).map(Input).collect(),
+                    values.clone(),
+                );
                 for (index, value) in values.into_iter().enumerate() {
                     expansion.step(Kernel::StateWrite { add: *add }, vec![value], vec![Output(index)]);
                 }

@@ -157,14 +157,20 @@ impl Op {
                 rule.ensure(w.shape.columns() == x.shape.columns(), "rows of x and w must have one length")?;
                 let outputs = w.shape.dims()[0];
                 if *bias {
-                    rule.ensure(inputs[2].shape.dims() == [outputs], "the bias must have a value per output")?;
+                    rule.ensure(
+                        inputs[2].shape.dims() == [outputs],
+                        "the bias must have a value per output",
+                    )?;
                 }
                 Ok(vec![TensorType { shape: x.shape.with_columns(outputs), dtype: x.dtype }])
             }
             Op::LayerNorm { bias, .. } => {
                 let x = rule.at(0, 2 + usize::from(*bias))?;
                 for operand in &inputs[1..] {
-                    rule.ensure(operand.shape.dims() == [x.shape.columns()], "gain and shift must have a value per column")?;
+                    rule.ensure(
+                        operand.shape.dims() == [x.shape.columns()],
+                        "gain and shift must have a value per column",
+                    )?;
                 }
                 let rows = TensorType::new(&[x.shape.rows()], DType::F32);
                 Ok(vec![x, rows, rows])
@@ -172,14 +178,23 @@ impl Op {
             Op::Split { sizes } => {
                 let [x] = rule.operands()?;
                 rule.ensure(!sizes.is_empty(), "there must be a part")?;
-                rule.ensure(sizes.iter().sum::<usize>() == x.shape.columns(), "the parts must add up to the columns")?;
-                Ok(sizes.iter().map(|&size| TensorType { shape: x.shape.with_columns(size), dtype: x.dtype }).collect())
+                rule.ensure(
+                    sizes.iter().sum::<usize>() == x.shape.columns(),
+                    "the parts must add up to the columns",
+                )?;
+                Ok(sizes
+                    .iter()
+                    .map(|&size| TensorType { shape: x.shape.with_columns(size), dtype: x.dtype })
+                    .collect())
             }
             Op::Concat => {
                 let first = rule.at(0, inputs.len())?;
                 let mut columns = 0;
                 for part in inputs {
-                    rule.ensure(part.shape.without_columns() == first.shape.without_columns(), "the parts must have the same rows")?;
+                    rule.ensure(
+                        part.shape.without_columns() == first.shape.without_columns(),
+                        "the parts must have the same rows",
+                    )?;
                     columns += part.shape.columns();
                 }
                 Ok(vec![TensorType { shape: first.shape.with_columns(columns), dtype: first.dtype }])
@@ -205,17 +220,26 @@ impl Op {
             }
             Op::Dropout { probability, .. } => {
                 let [x, key, samples] = rule.operands()?;
-                rule.ensure((0.0..1.0).contains(probability), "the probability must be at least 0 and below 1")?;
+                rule.ensure(
+                    (0.0..1.0).contains(probability),
+                    "the probability must be at least 0 and below 1",
+                )?;
                 rule.indices(1)?;
                 rule.indices(2)?;
                 rule.ensure(key.shape.dims() == [3], "the key must be three words")?;
-                rule.ensure(samples.shape.dims() == [x.shape.dims()[0]], "there must be an index per sample")?;
+                rule.ensure(
+                    samples.shape.dims() == [x.shape.dims()[0]],
+                    "there must be an index per sample",
+                )?;
                 Ok(vec![x])
             }
             Op::CrossEntropy => {
                 let [logits, targets, weights] = rule.operands()?;
                 rule.indices(1)?;
-                rule.ensure(targets.shape == logits.shape.without_columns(), "there must be a target per row")?;
+                rule.ensure(
+                    targets.shape == logits.shape.without_columns(),
+                    "there must be a target per row",
+                )?;
                 rule.ensure(weights.shape == targets.shape, "there must be a weight per target")?;
                 let losses = TensorType { shape: targets.shape, dtype: DType::F32 };
                 Ok(vec![losses, losses])
@@ -237,7 +261,10 @@ impl Op {
             }
             Op::LinearGradInput => {
                 let [d_y, w] = rule.operands()?;
-                rule.ensure(w.shape.dims().len() == 2 && w.shape.dims()[0] == d_y.shape.columns(), "the weight must have a row per output")?;
+                rule.ensure(
+                    w.shape.dims().len() == 2 && w.shape.dims()[0] == d_y.shape.columns(),
+                    "the weight must have a row per output",
+                )?;
                 Ok(vec![TensorType { shape: d_y.shape.with_columns(w.shape.columns()), dtype: d_y.dtype }])
             }
             Op::LinearGradWeight => {
@@ -252,7 +279,10 @@ impl Op {
             Op::LayerNormGradInput => {
                 let [d_y, x, gain, mean, rstd] = rule.operands()?;
                 rule.ensure(d_y.shape == x.shape, "gradient and input must have one shape")?;
-                rule.ensure(gain.shape.dims() == [x.shape.columns()], "the gain must have a value per column")?;
+                rule.ensure(
+                    gain.shape.dims() == [x.shape.columns()],
+                    "the gain must have a value per column",
+                )?;
                 rule.statistics(x, mean, rstd)?;
                 Ok(vec![d_y])
             }
@@ -267,7 +297,10 @@ impl Op {
                 let [d_out, q, k, v, out, _] = rule.operands()?;
                 rule.ensure(!attention.cached, "a cache has no gradient")?;
                 rule.attention(attention, q, k, v)?;
-                rule.ensure(d_out.shape == q.shape && out.shape == q.shape, "gradient, output and queries must have one shape")?;
+                rule.ensure(
+                    d_out.shape == q.shape && out.shape == q.shape,
+                    "gradient, output and queries must have one shape",
+                )?;
                 Ok(vec![q, k, v])
             }
             Op::GeluGrad => {
@@ -279,7 +312,10 @@ impl Op {
                 let [logits, targets, weights, log_sum_exp, d_losses] = rule.operands()?;
                 rule.indices(1)?;
                 for operand in [targets, weights, log_sum_exp, d_losses] {
-                    rule.ensure(operand.shape == logits.shape.without_columns(), "there must be a value per row")?;
+                    rule.ensure(
+                        operand.shape == logits.shape.without_columns(),
+                        "there must be a value per row",
+                    )?;
                 }
                 Ok(vec![logits])
             }
@@ -299,7 +335,10 @@ impl Rule<'_> {
             return Ok(());
         }
         let operands: Vec<String> = self.inputs.iter().map(ToString::to_string).collect();
-        Err(Error::Shape { op: self.op.name(), detail: format!("{requirement}, got {}", operands.join(", ")) })
+        Err(Error::Shape {
+            op: self.op.name(),
+            detail: format!("{requirement}, got {}", operands.join(", ")),
+        })
     }
 
     fn operands<const N: usize>(&self) -> Result<[TensorType; N]> {
@@ -318,16 +357,32 @@ impl Rule<'_> {
 
     fn statistics(&self, x: TensorType, mean: TensorType, rstd: TensorType) -> Result<()> {
         let rows = [x.shape.rows()];
-        self.ensure(mean.shape.dims() == rows && rstd.shape.dims() == rows, "there must be a statistic per row")
+        self.ensure(
+            mean.shape.dims() == rows && rstd.shape.dims() == rows,
+            "there must be a statistic per row",
+        )
     }
 
     fn attention(&self, attention: &Attention, q: TensorType, k: TensorType, v: TensorType) -> Result<()> {
         let (heads, kv_heads) = (attention.heads, attention.kv_heads);
-        let [b, t, columns] = *q.shape.dims() else { return self.ensure(false, "queries must be [B,T,H·D]") };
-        let [kb, s, kv_columns] = *k.shape.dims() else { return self.ensure(false, "keys must be [B,S,Hkv·D]") };
-        self.ensure(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of key heads")?;
-        self.ensure(columns % heads == 0 && kv_columns == columns / heads * kv_heads, "all heads must have one size")?;
-        self.ensure(k.shape == v.shape && kb == b, "keys and values must have one shape and the queries' samples")?;
+        let [b, t, columns] = *q.shape.dims() else {
+            return self.ensure(false, "queries must be [B,T,H·D]");
+        };
+        let [kb, s, kv_columns] = *k.shape.dims() else {
+            return self.ensure(false, "keys must be [B,S,Hkv·D]");
+        };
+        self.ensure(
+            heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
+            "heads must be a multiple of key heads",
+        )?;
+        self.ensure(
+            columns % heads == 0 && kv_columns == columns / heads * kv_heads,
+            "all heads must have one size",
+        )?;
+        self.ensure(
+            k.shape == v.shape && kb == b,
+            "keys and values must have one shape and the queries' samples",
+        )?;
         self.ensure(attention.cached || s == t, "without a cache there is a key per query")?;
         self.ensure(!attention.cached || attention.mask == Mask::Causal, "attention over a cache is causal")
     }
@@ -357,7 +412,10 @@ mod tests {
         let x = TensorType::new(&[2, 3], DType::F32);
         let w = TensorType::new(&[5, 4], DType::F32);
         let message = Op::Linear { bias: false }.outputs(&[x, w]).unwrap_err().to_string();
-        assert!(message.contains("linear") && message.contains("f32[2, 3]") && message.contains("f32[5, 4]"), "{message}");
+        assert!(
+            message.contains("linear") && message.contains("f32[2, 3]") && message.contains("f32[5, 4]"),
+            "{message}"
+        );
         assert!(Op::Add.outputs(&[x]).is_err());
         assert!(Op::Linear { bias: true }.outputs(&[]).is_err());
         assert!(Op::Concat.outputs(&[]).is_err());

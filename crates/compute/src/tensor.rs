@@ -77,7 +77,11 @@ impl Shape {
     /// # Panics
     /// With no dimension or more than four.
     pub fn new(dims: &[usize]) -> Self {
-        assert!((1..=Self::MAX_RANK).contains(&dims.len()), "a shape has 1 to 4 dimensions, not {}", dims.len());
+        assert!(
+            (1..=Self::MAX_RANK).contains(&dims.len()),
+            "a shape has 1 to 4 dimensions, not {}",
+            dims.len()
+        );
         let mut padded = [1; Self::MAX_RANK];
         padded[..dims.len()].copy_from_slice(dims);
         Shape { dims: padded, rank: dims.len() }

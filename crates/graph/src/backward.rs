@@ -45,10 +45,7 @@ impl Graph {
     ) -> Result<Vec<Option<Tensor>>> {
         let forward = self.nodes.clone();
         let mut needed = vec![false; self.tensors.len()];
-        wanted
-            .iter()
-            .chain(sinks)
-            .for_each(|tensor| needed[tensor.0] = true);
+        wanted.iter().chain(sinks).for_each(|tensor| needed[tensor.0] = true);
         for node in &forward {
             if node.inputs.iter().any(|input| needed[input.0]) {
                 node.outputs.iter().for_each(|output| needed[output.0] = true);
@@ -96,10 +93,7 @@ impl Graph {
             Kind::State { offset, .. } => offset,
             Kind::Input { .. } | Kind::Value => unreachable!("only parameters, which are state, are sinks"),
         };
-        let of = TensorType {
-            shape: info.of.shape,
-            dtype: DType::F32,
-        };
+        let of = TensorType { shape: info.of.shape, dtype: DType::F32 };
         self.state(gradients, offset, of)
     }
 
@@ -111,9 +105,7 @@ impl Graph {
         needs: &[bool],
     ) -> Result<Vec<Option<Tensor>>> {
         let Kernel::Op(op) = &node.kernel else {
-            return Err(Error::NotDifferentiable {
-                op: node.kernel.name(),
-            });
+            return Err(Error::NotDifferentiable { op: node.kernel.name() });
         };
         let mut d_inputs = vec![None; node.inputs.len()];
         let (inputs, outputs) = (&node.inputs, &node.outputs);
@@ -174,11 +166,7 @@ impl Graph {
                     return refuse();
                 };
                 let operands = [d_out, inputs[0], inputs[1], inputs[2], outputs[0], outputs[1]];
-                d_inputs = self
-                    .op(Op::AttentionGrad(*attention), &operands)?
-                    .into_iter()
-                    .map(Some)
-                    .collect();
+                d_inputs = self.op(Op::AttentionGrad(*attention), &operands)?.into_iter().map(Some).collect();
             }
             Op::Gelu => {
                 let Some(d_y) = main else { return refuse() };

@@ -31,10 +31,7 @@ pub struct Heads {
 impl Graph {
     /// A parameter: a view of the flat parameter buffer.
     pub fn parameter(&mut self, parameters: StateId, parameter: &Parameter) -> Tensor {
-        let of = TensorType {
-            shape: parameter.shape,
-            dtype: DType::F32,
-        };
+        let of = TensorType { shape: parameter.shape, dtype: DType::F32 };
         let tensor = self.state(parameters, parameter.offset, of);
         if parameter.trainable && !self.trainable.contains(&tensor) {
             self.trainable.push(tensor);
@@ -58,23 +55,12 @@ impl Graph {
     pub fn layer_norm(&mut self, x: Tensor, gain: Tensor, shift: Option<Tensor>, eps: f32) -> Result<Tensor> {
         let mut inputs = vec![x, gain];
         inputs.extend(shift);
-        self.op1(
-            Op::LayerNorm {
-                eps,
-                bias: shift.is_some(),
-            },
-            &inputs,
-        )
+        self.op1(Op::LayerNorm { eps, bias: shift.is_some() }, &inputs)
     }
 
     /// The columns of x in parts.
     pub fn split(&mut self, x: Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
-        self.op(
-            Op::Split {
-                sizes: sizes.to_vec(),
-            },
-            &[x],
-        )
+        self.op(Op::Split { sizes: sizes.to_vec() }, &[x])
     }
 
     /// Attention of queries over the keys of the same positions.
@@ -92,10 +78,7 @@ impl Graph {
     ) -> Result<Tensor> {
         self.push(Kernel::CacheAppend, vec![k, starts], vec![k_cache]);
         self.push(Kernel::CacheAppend, vec![v, starts], vec![v_cache]);
-        self.op1(
-            Op::Attention(attention(heads, true)),
-            &[q, k_cache, v_cache, starts],
-        )
+        self.op1(Op::Attention(attention(heads, true)), &[q, k_cache, v_cache, starts])
     }
 
     /// GPT-2's smooth step.
@@ -130,10 +113,5 @@ impl Graph {
 }
 
 fn attention(heads: Heads, cached: bool) -> Attention {
-    Attention {
-        heads: heads.queries,
-        kv_heads: heads.keys,
-        mask: heads.mask,
-        cached,
-    }
+    Attention { heads: heads.queries, kv_heads: heads.keys, mask: heads.mask, cached }
 }

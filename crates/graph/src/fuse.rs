@@ -41,9 +41,8 @@ fn fuse_state_writes(graph: &mut Graph) {
             .collect();
         let Some(writes) = writes else { continue };
         let add = writes[0].1;
-        let in_the_way = writes
-            .iter()
-            .any(|&(write, _, state)| touches(&graph.nodes[index + 1..write], graph, state));
+        let in_the_way =
+            writes.iter().any(|&(write, _, state)| touches(&graph.nodes[index + 1..write], graph, state));
         if in_the_way
             || writes.iter().any(|write| write.1 != add)
             || node.outputs.iter().any(|t| graph.kept.contains(t))
@@ -94,13 +93,7 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
     {
         return None;
     }
-    let mut head = Head {
-        linear,
-        loss,
-        loss_grad: None,
-        grad_input: None,
-        grad_weight: None,
-    };
+    let mut head = Head { linear, loss, loss_grad: None, grad_input: None, grad_weight: None };
     let log_sum_exp = graph.nodes[loss].outputs[1];
     match rest {
         [] => return readers[log_sum_exp.0].is_empty().then_some(head),
@@ -115,7 +108,8 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
         return None;
     }
     // The gradient of the losses must not itself need them, for the fused kernel makes both at once.
-    if depends(graph, head.loss..loss_grad, graph.nodes[loss].outputs[0])[graph.nodes[loss_grad].inputs[4].0] {
+    if depends(graph, head.loss..loss_grad, graph.nodes[loss].outputs[0])[graph.nodes[loss_grad].inputs[4].0]
+    {
         return None;
     }
     for &reader in &readers[d_logits.0] {
@@ -124,10 +118,9 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
             Kernel::Op(Op::LinearGradInput) if inputs[1] == node.inputs[1] && head.grad_input.is_none() => {
                 head.grad_input = Some(reader);
             }
-            Kernel::OpInto {
-                op: Op::LinearGradWeight,
-                ..
-            } if inputs[1] == node.inputs[0] && head.grad_weight.is_none() => {
+            Kernel::OpInto { op: Op::LinearGradWeight, .. }
+                if inputs[1] == node.inputs[0] && head.grad_weight.is_none() =>
+            {
                 // The write moves up to the loss's gradient, so no other write to the same place may lie between.
                 if touches(&graph.nodes[loss_grad + 1..reader], graph, graph.nodes[reader].outputs[0]) {
                     return None;
@@ -166,11 +159,7 @@ fn replace_head(graph: &mut Graph, head: Head) {
         }
         outputs.push(graph.nodes[grad_weight].outputs[0]);
     }
-    let kernel = Kernel::HeadLoss(HeadLoss {
-        chunk_rows,
-        d_input: head.grad_input.is_some(),
-        d_weight,
-    });
+    let kernel = Kernel::HeadLoss(HeadLoss { chunk_rows, d_input: head.grad_input.is_some(), d_weight });
 
     // What reads the losses before the gradient exists (their sum, its bookkeeping) moves behind the fused kernel.
     let place = head.loss_grad.unwrap_or(head.loss);
@@ -181,13 +170,7 @@ fn replace_head(graph: &mut Graph, head: Head) {
             (head.loss + 1..place).contains(&index) && reads_losses
         })
         .collect();
-    let replaced = [
-        Some(head.linear),
-        Some(head.loss),
-        head.loss_grad,
-        head.grad_input,
-        head.grad_weight,
-    ];
+    let replaced = [Some(head.linear), Some(head.loss), head.loss_grad, head.grad_input, head.grad_weight];
     let nodes = std::mem::take(&mut graph.nodes);
     let mut late = Vec::new();
     for (index, node) in nodes.into_iter().enumerate() {
@@ -221,11 +204,7 @@ fn fuse_one_add_and_norm(graph: &mut Graph) -> bool {
         inputs.extend_from_slice(parameters);
         let mut outputs = graph.nodes[add].outputs.clone();
         outputs.extend_from_slice(&graph.nodes[norm].outputs);
-        graph.nodes[add] = Node {
-            kernel: Kernel::AddLayerNorm { eps, bias },
-            inputs,
-            outputs,
-        };
+        graph.nodes[add] = Node { kernel: Kernel::AddLayerNorm { eps, bias }, inputs, outputs };
         graph.nodes.remove(norm);
         return true;
     }
@@ -239,11 +218,7 @@ fn drop_unread(graph: &mut Graph) {
         let unread = |tensor: &Tensor| {
             graph.is_value(*tensor) && readers[tensor.0].is_empty() && !graph.kept.contains(tensor)
         };
-        let removed: Vec<bool> = graph
-            .nodes
-            .iter()
-            .map(|node| node.outputs.iter().all(unread))
-            .collect();
+        let removed: Vec<bool> = graph.nodes.iter().map(|node| node.outputs.iter().all(unread)).collect();
         if !removed.contains(&true) {
             return;
         }

@@ -87,18 +87,12 @@ impl Graph {
 
     /// A tensor that the host writes before each run.
     pub fn input(&mut self, name: &str, dims: &[usize], dtype: DType) -> Tensor {
-        self.tensor(TensorInfo {
-            of: TensorType::new(dims, dtype),
-            kind: Kind::Input { name: name.into() },
-        })
+        self.tensor(TensorInfo { of: TensorType::new(dims, dtype), kind: Kind::Input { name: name.into() } })
     }
 
     /// A view of a persistent buffer. The same view asked for twice is the same tensor.
     pub fn state(&mut self, state: StateId, offset: usize, of: TensorType) -> Tensor {
-        let info = TensorInfo {
-            of,
-            kind: Kind::State { state, offset },
-        };
+        let info = TensorInfo { of, kind: Kind::State { state, offset } };
         match self.tensors.iter().position(|known| *known == info) {
             Some(index) => Tensor(index),
             None => self.tensor(info),
@@ -115,11 +109,7 @@ impl Graph {
     /// Appends an op; its outputs are new values.
     pub fn op(&mut self, op: Op, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let types: Vec<TensorType> = inputs.iter().map(|&t| self.tensors[t.0].of).collect();
-        let outputs = op
-            .outputs(&types)?
-            .into_iter()
-            .map(|of| self.value(of))
-            .collect::<Vec<_>>();
+        let outputs = op.outputs(&types)?.into_iter().map(|of| self.value(of)).collect::<Vec<_>>();
         self.push(Kernel::Op(op), inputs.to_vec(), outputs.clone());
         Ok(outputs)
     }
@@ -137,18 +127,11 @@ impl Graph {
     }
 
     pub(crate) fn value(&mut self, of: TensorType) -> Tensor {
-        self.tensor(TensorInfo {
-            of,
-            kind: Kind::Value,
-        })
+        self.tensor(TensorInfo { of, kind: Kind::Value })
     }
 
     pub(crate) fn push(&mut self, kernel: Kernel, inputs: Vec<Tensor>, outputs: Vec<Tensor>) {
-        self.nodes.push(Node {
-            kernel,
-            inputs,
-            outputs,
-        });
+        self.nodes.push(Node { kernel, inputs, outputs });
     }
 
     pub(crate) fn next_dropout(&mut self) -> u32 {

@@ -45,13 +45,7 @@ impl Layout {
     /// Adds a trainable parameter behind the others and returns its index.
     pub fn add(&mut self, name: impl Into<String>, dims: &[usize], decays: bool) -> usize {
         let shape = Shape::new(dims);
-        let parameter = Parameter {
-            name: name.into(),
-            shape,
-            offset: self.len,
-            decays,
-            trainable: true,
-        };
+        let parameter = Parameter { name: name.into(), shape, offset: self.len, decays, trainable: true };
         self.len = (self.len + shape.elements()).next_multiple_of(ALIGNMENT);
         self.parameters.push(parameter);
         self.parameters.len() - 1
@@ -116,11 +110,7 @@ pub struct StateSpec {
 impl States {
     /// Declares a buffer, zero at first.
     pub fn declare(&mut self, name: impl Into<String>, dtype: DType, len: usize) -> StateId {
-        self.specs.push(StateSpec {
-            name: name.into(),
-            dtype,
-            len,
-        });
+        self.specs.push(StateSpec { name: name.into(), dtype, len });
         StateId(self.specs.len() - 1)
     }
 
@@ -159,10 +149,7 @@ mod tests {
         layout.parameters_mut()[2].trainable = false;
         let ranges = layout.update_ranges(0.1);
         assert_eq!(
-            ranges
-                .iter()
-                .map(|r| (r.start, r.weight_decay))
-                .collect::<Vec<_>>(),
+            ranges.iter().map(|r| (r.start, r.weight_decay)).collect::<Vec<_>>(),
             [(0, 0.1), (64, 0.0)]
         );
     }

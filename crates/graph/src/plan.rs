@@ -37,12 +37,8 @@ pub(crate) fn plan(graph: &Graph, share: bool, element_bytes: &dyn Fn(DType) -> 
         let of = graph.tensors[tensor].of;
         (of.shape.elements() * element_bytes(of.dtype)).next_multiple_of(ALIGNMENT)
     };
-    let mut plan = Plan {
-        offsets: vec![0; graph.tensors.len()],
-        arena_bytes: 0,
-        input_bytes: 0,
-        unshared_bytes: 0,
-    };
+    let mut plan =
+        Plan { offsets: vec![0; graph.tensors.len()], arena_bytes: 0, input_bytes: 0, unshared_bytes: 0 };
     for (tensor, info) in graph.tensors.iter().enumerate() {
         if matches!(info.kind, Kind::Input { .. }) {
             plan.offsets[tensor] = plan.input_bytes;
@@ -56,12 +52,7 @@ pub(crate) fn plan(graph: &Graph, share: bool, element_bytes: &dyn Fn(DType) -> 
         for output in &node.outputs {
             if graph.is_value(*output) {
                 life_of[output.0] = Some(lives.len());
-                lives.push(Life {
-                    tensor: output.0,
-                    first: index,
-                    last: index,
-                    bytes: bytes_of(output.0),
-                });
+                lives.push(Life { tensor: output.0, first: index, last: index, bytes: bytes_of(output.0) });
             }
         }
         for life in node.inputs.iter().filter_map(|input| life_of[input.0]) {
@@ -116,17 +107,10 @@ mod tests {
         let g = chain(5);
         let plan = plan(&g, true, &DType::bytes);
         let last_use = |t: usize| {
-            g.nodes
-                .iter()
-                .rposition(|n| n.inputs.iter().any(|i| i.0 == t))
-                .unwrap_or(g.nodes.len())
+            g.nodes.iter().rposition(|n| n.inputs.iter().any(|i| i.0 == t)).unwrap_or(g.nodes.len())
         };
-        let lives: Vec<(usize, usize, usize)> = g
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(i, n)| (n.outputs[0].0, i, last_use(n.outputs[0].0)))
-            .collect();
+        let lives: Vec<(usize, usize, usize)> =
+            g.nodes.iter().enumerate().map(|(i, n)| (n.outputs[0].0, i, last_use(n.outputs[0].0))).collect();
         for &(a, a_first, a_last) in &lives {
             for &(b, b_first, b_last) in lives.iter().filter(|other| other.0 > a) {
                 let apart = plan.offsets[a].abs_diff(plan.offsets[b]) >= 4096;
@@ -147,10 +131,6 @@ mod tests {
     fn the_plan_is_the_same_every_time() {
         let g = chain(20);
         assert_eq!(plan(&g, true, &DType::bytes), plan(&g, true, &DType::bytes));
-        assert!(
-            g.nodes
-                .iter()
-                .any(|n| n.kernel == ironmill_compute::Kernel::Op(Op::Gelu))
-        );
+        assert!(g.nodes.iter().any(|n| n.kernel == ironmill_compute::Kernel::Op(Op::Gelu)));
     }
 }

@@ -105,24 +105,8 @@ mod tests {
         let logits = g.linear(x, table, None).unwrap();
         let losses = g.cross_entropy(logits, ids, weights).unwrap();
         let loss = g.sum(losses).unwrap();
-        g.train(
-            loss,
-            seed,
-            Accumulate {
-                gradients,
-                add: false,
-            },
-        )
-        .unwrap();
-        apply(
-            &mut g,
-            Precision::Working {
-                dtype: DType::BF16,
-                masters,
-                copy,
-            },
-        )
-        .unwrap();
+        g.train(loss, seed, Accumulate { gradients, add: false }).unwrap();
+        apply(&mut g, Precision::Working { dtype: DType::BF16, masters, copy }).unwrap();
         for node in g.nodes() {
             let Kernel::Op(op) = &node.kernel else { continue };
             for &input in &node.inputs {
@@ -132,11 +116,8 @@ mod tests {
                     op.name()
                 );
             }
-            let expected = if keeps_f32(op) || matches!(op, Op::Broadcast { .. }) {
-                DType::F32
-            } else {
-                DType::BF16
-            };
+            let expected =
+                if keeps_f32(op) || matches!(op, Op::Broadcast { .. }) { DType::F32 } else { DType::BF16 };
             assert_eq!(g.info(node.outputs[0]).of.dtype, expected, "{}", op.name());
         }
     }

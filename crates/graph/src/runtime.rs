@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use ironmill_compute::{BufferId, DType, Device, HostData, Kernel, Launch, SequenceId, Shape, TensorType, View};
+use ironmill_compute::{
+    BufferId, DType, Device, HostData, Kernel, Launch, SequenceId, Shape, TensorType, View,
+};
 
 use crate::{
     error::{Error, Result},
@@ -26,17 +28,9 @@ pub struct Passes {
 
 impl Passes {
     /// All passes, in f32.
-    pub const ALL: Passes = Passes {
-        precision: Precision::F32,
-        fuse: true,
-        share_memory: true,
-    };
+    pub const ALL: Passes = Passes { precision: Precision::F32, fuse: true, share_memory: true };
     /// The program as it was written: the oracle of the passes.
-    pub const NONE: Passes = Passes {
-        precision: Precision::F32,
-        fuse: false,
-        share_memory: false,
-    };
+    pub const NONE: Passes = Passes { precision: Precision::F32, fuse: false, share_memory: false };
 }
 
 /// Runs the passes over a program and plans its memory, without a device: what `--dry-run` prints.
@@ -96,9 +90,7 @@ impl Runtime {
     /// Runs the passes over a program, plans its memory and makes it ready on the device.
     pub fn compile(&mut self, mut graph: Graph, passes: &Passes) -> Result<ProgramId> {
         run_passes(&mut graph, passes)?;
-        let plan = plan::plan(&graph, passes.share_memory, &|dtype| {
-            self.device.element_bytes(dtype)
-        });
+        let plan = plan::plan(&graph, passes.share_memory, &|dtype| self.device.element_bytes(dtype));
         let inputs = match plan.input_bytes {
             0 => None,
             bytes => Some(self.device.allocate(bytes)?),
@@ -107,12 +99,7 @@ impl Runtime {
             self.grow_arena(plan.arena_bytes)?;
         }
         let sequence = self.bind(&graph, &plan, inputs)?;
-        self.programs.push(Program {
-            graph,
-            plan,
-            inputs,
-            sequence,
-        });
+        self.programs.push(Program { graph, plan, inputs, sequence });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
@@ -133,9 +120,7 @@ impl Runtime {
 
     /// Writes an input of a program. It stays until it is written again.
     pub fn write(&mut self, program: ProgramId, input: Tensor, data: HostData<'_>) -> Result<()> {
-        let Program {
-            graph, plan, inputs, ..
-        } = &self.programs[program.0];
+        let Program { graph, plan, inputs, .. } = &self.programs[program.0];
         let info = graph.info(input);
         let (Kind::Input { name }, Some(buffer)) = (&info.kind, *inputs) else {
             return Err(Error::NotAnOutput(input.0));
@@ -147,11 +132,7 @@ impl Runtime {
                 given: data.len(),
             });
         }
-        let view = View {
-            buffer,
-            offset_bytes: plan.offsets[input.0],
-            of: info.of,
-        };
+        let view = View { buffer, offset_bytes: plan.offsets[input.0], of: info.of };
         Ok(self.device.upload(&view, data)?)
     }
 
@@ -195,8 +176,7 @@ impl Runtime {
     pub fn read_state_f64(&self, state: StateId, range: Range<usize>) -> Result<Vec<f64>> {
         let mut out = vec![0.0; range.len()];
         if !range.is_empty() {
-            self.device
-                .download_f64(&self.state_view(state, range), &mut out)?;
+            self.device.download_f64(&self.state_view(state, range), &mut out)?;
         }
         Ok(out)
     }
@@ -205,24 +185,15 @@ impl Runtime {
         let (buffer, dtype, len) = self.states[state.0];
         assert!(range.end <= len, "elements {range:?} of a state of {len}");
         let offset_bytes = range.start * self.device.element_bytes(dtype);
-        View {
-            buffer,
-            offset_bytes,
-            of: TensorType {
-                shape: Shape::new(&[range.len()]),
-                dtype,
-            },
-        }
+        View { buffer, offset_bytes, of: TensorType { shape: Shape::new(&[range.len()]), dtype } }
     }
 
     fn kept_view(&self, program: ProgramId, tensor: Tensor) -> Result<View> {
         let Program { graph, plan, .. } = &self.programs[program.0];
         match (graph.kept.contains(&tensor) && graph.is_value(tensor), self.arena) {
-            (true, Some(buffer)) => Ok(View {
-                buffer,
-                offset_bytes: plan.offsets[tensor.0],
-                of: graph.info(tensor).of,
-            }),
+            (true, Some(buffer)) => {
+                Ok(View { buffer, offset_bytes: plan.offsets[tensor.0], of: graph.info(tensor).of })
+            }
             _ => Err(Error::NotAnOutput(tensor.0)),
         }
     }
@@ -236,9 +207,7 @@ impl Runtime {
         self.arena_bytes = bytes;
         for index in 0..self.programs.len() {
             self.device.unbind(self.programs[index].sequence);
-            let Program {
-                graph, plan, inputs, ..
-            } = &self.programs[index];
+            let Program { graph, plan, inputs, .. } = &self.programs[index];
             let launches = self.launch_list(graph, plan, *inputs);
             self.programs[index].sequence = self.device.bind(&launches)?;
         }
@@ -264,11 +233,7 @@ impl Runtime {
             };
             // A program with inputs has an input buffer and one with values an arena: both are made before binding.
             let buffer = buffer.unwrap_or_else(|| unreachable!("memory is allocated before binding"));
-            View {
-                buffer,
-                offset_bytes,
-                of: info.of,
-            }
+            View { buffer, offset_bytes, of: info.of }
         };
         graph
             .nodes

@@ -49,9 +49,5 @@ pub fn adamw_update(state: OptimiserState, adamw: AdamW) -> Update {
         vec![parameters, first, second, counter],
     );
     graph.keep(norm);
-    Update {
-        graph,
-        learning_rate,
-        norm,
-    }
+    Update { graph, learning_rate, norm }
 }

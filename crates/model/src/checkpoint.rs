@@ -91,7 +91,12 @@ struct ManifestFile {
 
 /// Writes a checkpoint into the folder of checkpoints and returns its path. `extra` are files that travel with the model,
 /// such as the tokenizer.
-pub fn save(folder: &Path, model: &Model, snapshot: &Snapshot, extra: &[(String, Vec<u8>)]) -> Result<PathBuf> {
+pub fn save(
+    folder: &Path,
+    model: &Model,
+    snapshot: &Snapshot,
+    extra: &[(String, Vec<u8>)],
+) -> Result<PathBuf> {
     let name = format!("step-{:08}", snapshot.state.step);
     let (path, staged) = (folder.join(&name), folder.join(format!(".{name}.partial")));
     fs::create_dir_all(folder).map_err(Error::io(folder))?;
@@ -130,7 +135,8 @@ fn stage(staged: &Path, model: &Model, snapshot: &Snapshot, extra: &[(String, Ve
         let (bytes, blake3) = sum(&staged.join(&name))?;
         files.push(ManifestFile { path: name, bytes, blake3 });
     }
-    let manifest = serde_json::to_value(Manifest { version: VERSION, files }).map_err(|error| damaged(staged, error))?;
+    let manifest =
+        serde_json::to_value(Manifest { version: VERSION, files }).map_err(|error| damaged(staged, error))?;
     let path = staged.join(MANIFEST);
     durable::write(&path, &pretty(&manifest)).map_err(Error::io(&path))?;
     durable::sync_dir(&trainer).map_err(Error::io(&trainer))?;
@@ -206,7 +212,11 @@ pub fn verify(checkpoint: &Path) -> Result<()> {
 pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
     let (stored, wanted) = (read_config(checkpoint)?, model.config());
     if (ModelConfig { dropout: 0.0, ..stored.clone() }) != (ModelConfig { dropout: 0.0, ..wanted.clone() }) {
-        let problem = format!("was made by another model: it has {}, the configuration has {}", sizes(&stored), sizes(wanted));
+        let problem = format!(
+            "was made by another model: it has {}, the configuration has {}",
+            sizes(&stored),
+            sizes(wanted)
+        );
         return Err(Error::OtherShape { path: checkpoint.to_path_buf(), problem });
     }
     let path = checkpoint.join(STATE);
@@ -224,7 +234,12 @@ pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
         }
         Ok(values)
     };
-    Ok(Snapshot { parameters, first_moment: moments("exp_avg")?, second_moment: moments("exp_avg_sq")?, state: state.state })
+    Ok(Snapshot {
+        parameters,
+        first_moment: moments("exp_avg")?,
+        second_moment: moments("exp_avg_sq")?,
+        state: state.state,
+    })
 }
 
 /// Reads a model folder: a checkpoint or what `transformers` wrote. Returns the model and its flat parameters.
@@ -260,7 +275,12 @@ fn save_moments(path: &Path, model: &Model, snapshot: &Snapshot) -> Result<()> {
     }
     let views: Vec<TensorView<'_>> = tensors
         .iter()
-        .map(|(name, shape, data)| TensorView { name, dtype: Dtype::F32, shape, bytes: bytemuck::cast_slice(data) })
+        .map(|(name, shape, data)| TensorView {
+            name,
+            dtype: Dtype::F32,
+            shape,
+            bytes: bytemuck::cast_slice(data),
+        })
         .collect();
     safetensors::write(path, &views, &[])?;
     Ok(())
@@ -278,7 +298,9 @@ fn read_config(folder: &Path) -> Result<ModelConfig> {
 fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let text = match fs::read(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(damaged(path, "is missing")),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(damaged(path, "is missing"));
+        }
         Err(error) => return Err(Error::io(path)(error)),
     };
     serde_json::from_slice(&text).map_err(|error| damaged(path, error))
@@ -287,7 +309,9 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
 fn sum(path: &Path) -> Result<(u64, String)> {
     let file = match fs::File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(damaged(path, "is missing")),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(damaged(path, "is missing"));
+        }
         Err(error) => return Err(Error::io(path)(error)),
     };
     let mut hasher = blake3::Hasher::new();
@@ -308,7 +332,10 @@ fn damaged(path: &Path, problem: impl std::fmt::Display) -> Error {
 
 fn sizes(config: &ModelConfig) -> String {
     let ModelConfig { layers, heads, width, context, vocab_size, .. } = config;
-    format!("{layers} layers, {heads} heads, width {width}, context {context}, vocabulary {vocab_size}, bias {}, tied {}", config.bias, config.tied)
+    format!(
+        "{layers} layers, {heads} heads, width {width}, context {context}, vocabulary {vocab_size}, bias {}, tied {}",
+        config.bias, config.tied
+    )
 }
 
 fn pretty(value: &serde_json::Value) -> Vec<u8> {
@@ -321,7 +348,8 @@ mod tests {
     use crate::config::tests::tiny;
 
     fn snapshot(model: &Model, step: u64) -> Snapshot {
-        let state = TrainerState { step, samples: 4 * step, tokens: 48 * step, updates: step as u32, seed: 9 };
+        let state =
+            TrainerState { step, samples: 4 * step, tokens: 48 * step, updates: step as u32, seed: 9 };
         let parameters = model.initial_values(step);
         let moment = |factor: f32| parameters.iter().map(|x| x * factor).collect();
         Snapshot { first_moment: moment(0.5), second_moment: moment(0.25), parameters, state }
@@ -332,7 +360,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let model = Model::new(tiny()).unwrap();
         let written = snapshot(&model, 7);
-        let path = save(folder.path(), &model, &written, &[("tokenizer.json".into(), b"{}".to_vec())]).unwrap();
+        let path =
+            save(folder.path(), &model, &written, &[("tokenizer.json".into(), b"{}".to_vec())]).unwrap();
         assert!(path.ends_with("step-00000007"));
         verify(&path).unwrap();
         assert_eq!(load(&path, &model).unwrap(), written);

@@ -58,7 +58,11 @@ impl ModelConfig {
         }
         if !(0.0..1.0).contains(&self.dropout) {
             let value = self.dropout.to_string();
-            return Err(Error::Model { key: "dropout", value, reason: "must be at least 0 and below 1".into() });
+            return Err(Error::Model {
+                key: "dropout",
+                value,
+                reason: "must be at least 0 and below 1".into(),
+            });
         }
         Ok(())
     }
@@ -103,7 +107,9 @@ impl ModelConfig {
         }
         let activation = config.get("activation_function").and_then(Value::as_str).unwrap_or("gelu_new");
         if !matches!(activation, "gelu_new" | "gelu_pytorch_tanh") {
-            return Err(format!("config.json has activation_function {activation:?}, and only \"gelu_new\" is supported"));
+            return Err(format!(
+                "config.json has activation_function {activation:?}, and only \"gelu_new\" is supported"
+            ));
         }
         let size = |key: &str| {
             config
@@ -118,7 +124,8 @@ impl ModelConfig {
         {
             return Err(format!("config.json has n_inner {inner}, and only 4 × n_embd is supported"));
         }
-        let number = |key: &str, default: f64| config.get(key).and_then(Value::as_f64).unwrap_or(default) as f32;
+        let number =
+            |key: &str, default: f64| config.get(key).and_then(Value::as_f64).unwrap_or(default) as f32;
         let flag = |key: &str| config.get(key).and_then(Value::as_bool).unwrap_or(true);
         let model = ModelConfig {
             vocab_size: size("vocab_size")?,
@@ -173,14 +180,8 @@ pub(crate) mod tests {
 
     #[test]
     fn gpt2_small_has_its_known_size_and_cost() {
-        let small = ModelConfig {
-            vocab_size: 50257,
-            context: 1024,
-            layers: 12,
-            heads: 12,
-            width: 768,
-            ..tiny()
-        };
+        let small =
+            ModelConfig { vocab_size: 50257, context: 1024, layers: 12, heads: 12, width: 768, ..tiny() };
         let products = 12 * 12 * 768 * 768 + 50257 * 768;
         assert_eq!(small.flops_per_token(), (6 * products + 12 * 12 * 768 * 1024) as u64);
     }

@@ -129,7 +129,8 @@ impl Engine {
         let context = self.model.config().context;
         let mut g = Graph::new();
         let batch = BatchInputs::declare(&mut g, rows, context);
-        let hidden = self.model.hidden(&mut g, self.parameters, batch.ids, batch.positions, Attend::Whole(None))?;
+        let hidden =
+            self.model.hidden(&mut g, self.parameters, batch.ids, batch.positions, Attend::Whole(None))?;
         let logits = self.model.logits(&mut g, self.parameters, hidden)?;
         let losses = g.cross_entropy(logits, batch.targets, batch.weights)?;
         let loss = g.sum(losses)?;

@@ -26,7 +26,9 @@ pub enum Error {
         reason: String,
     },
     /// A checkpoint or model folder is damaged or incomplete.
-    #[error("{path}: {problem}; delete this checkpoint to go on from an older one, or restore it from a copy")]
+    #[error(
+        "{path}: {problem}; delete this checkpoint to go on from an older one, or restore it from a copy"
+    )]
     Damaged {
         /// The file or folder.
         path: PathBuf,
@@ -34,7 +36,9 @@ pub enum Error {
         problem: String,
     },
     /// A folder is not a model that this program can read.
-    #[error("{path}: {problem}; pass a run folder, a checkpoint, or a Hugging Face folder of a GPT-2-style model")]
+    #[error(
+        "{path}: {problem}; pass a run folder, a checkpoint, or a Hugging Face folder of a GPT-2-style model"
+    )]
     NotAModel {
         /// The file or folder.
         path: PathBuf,
@@ -42,7 +46,9 @@ pub enum Error {
         problem: String,
     },
     /// A checkpoint belongs to a model of another shape.
-    #[error("{path}: {problem}; use the configuration that the checkpoint was made with, or start a new run folder")]
+    #[error(
+        "{path}: {problem}; use the configuration that the checkpoint was made with, or start a new run folder"
+    )]
     OtherShape {
         /// The checkpoint.
         path: PathBuf,

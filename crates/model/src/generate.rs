@@ -96,11 +96,15 @@ impl Engine {
         let mut rows = Vec::with_capacity(prompts.len());
         for prompt in prompts {
             if prompt.is_empty() {
-                return Err(Error::Prompt("the prompt has no token; give at least one character of text".into()));
+                return Err(Error::Prompt(
+                    "the prompt has no token; give at least one character of text".into(),
+                ));
             }
             if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
                 let advice = "use the tokenizer that the model was trained with";
-                return Err(Error::Prompt(format!("token {id} is outside the model's vocabulary of {vocabulary}; {advice}")));
+                return Err(Error::Prompt(format!(
+                    "token {id} is outside the model's vocabulary of {vocabulary}; {advice}"
+                )));
             }
             let finish = (options.max_tokens == 0).then_some(Finish::Length);
             rows.push(Row { tokens: prompt.clone(), prompt: prompt.len(), start: 0, cached: 0, finish });
@@ -144,11 +148,15 @@ impl Engine {
     pub fn next_logits(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         let context = self.model.config().context;
         if ids.is_empty() || ids.len() > context {
-            return Err(Error::Prompt(format!("{} tokens where 1 to {context} fit; shorten the text", ids.len())));
+            return Err(Error::Prompt(format!(
+                "{} tokens where 1 to {context} fit; shorten the text",
+                ids.len()
+            )));
         }
         let mut g = Graph::new();
         let dims = [1, ids.len()];
-        let (tokens, positions) = (g.input("ids", &dims, DType::U32), g.input("positions", &dims, DType::U32));
+        let (tokens, positions) =
+            (g.input("ids", &dims, DType::U32), g.input("positions", &dims, DType::U32));
         let last = g.input("last", &[1], DType::U32);
         let hidden = self.model.hidden(&mut g, self.parameters, tokens, positions, Attend::Whole(None))?;
         let hidden = g.embed(hidden, last)?;

@@ -110,7 +110,14 @@ impl Model {
     }
 
     /// The final hidden states `[B,T,C]` of token ids and positions `u32[B,T]`.
-    pub fn hidden(&self, g: &mut Graph, parameters: StateId, ids: Tensor, positions: Tensor, attend: Attend<'_>) -> Result<Tensor> {
+    pub fn hidden(
+        &self,
+        g: &mut Graph,
+        parameters: StateId,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend<'_>,
+    ) -> Result<Tensor> {
         let p = |g: &mut Graph, index: usize| g.parameter(parameters, &self.layout.parameters()[index]);
         let linear = |g: &mut Graph, x: Tensor, linear: Linear| {
             let (weight, bias) = (p(g, linear.weight), linear.bias.map(|bias| p(g, bias)));
@@ -226,7 +233,8 @@ mod tests {
         let tied = Model::new(tiny()).unwrap().layout().count();
         let untied = Model::new(ModelConfig { tied: false, ..tiny() }).unwrap().layout().count();
         assert_eq!(untied - tied, 37 * 24);
-        let small = ModelConfig { vocab_size: 50257, context: 1024, layers: 12, heads: 12, width: 768, ..tiny() };
+        let small =
+            ModelConfig { vocab_size: 50257, context: 1024, layers: 12, heads: 12, width: 768, ..tiny() };
         assert_eq!(Model::new(small).unwrap().layout().count(), 124_439_808);
     }
 

@@ -34,7 +34,12 @@ pub fn save_weights(path: &Path, model: &Model, values: &[f32]) -> Result<()> {
     }
     let views: Vec<TensorView<'_>> = tensors
         .iter()
-        .map(|(name, shape, data)| TensorView { name, dtype: Dtype::F32, shape, bytes: bytemuck::cast_slice(data) })
+        .map(|(name, shape, data)| TensorView {
+            name,
+            dtype: Dtype::F32,
+            shape,
+            bytes: bytemuck::cast_slice(data),
+        })
         .collect();
     safetensors::write(path, &views, &[("format".into(), "pt".into())])?;
     Ok(())

@@ -130,7 +130,10 @@ fn run_plain(kernel: &Kernel, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Res
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
         Kernel::AdamW(adamw) => update::adamw(adamw, inputs, outputs),
         Kernel::OpInto { .. } | Kernel::AddLayerNorm { .. } | Kernel::HeadLoss(_) => {
-            return Err(Error::Binding { kernel: kernel.name(), detail: "a fused kernel inside an expansion".into() });
+            return Err(Error::Binding {
+                kernel: kernel.name(),
+                detail: "a fused kernel inside an expansion".into(),
+            });
         }
     }
     Ok(())

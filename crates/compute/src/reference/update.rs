@@ -36,8 +36,8 @@ pub(super) fn adamw(adamw: &AdamW, inputs: &[&Tensor], outputs: &mut [Tensor]) {
             let gradient = gradients.data[i] * scale;
             first.data[i] = beta1 * first.data[i] + (1.0 - beta1) * gradient;
             second.data[i] = beta2 * second.data[i] + (1.0 - beta2) * gradient * gradient;
-            let direction = first.data[i] / correction1
-                / ((second.data[i] / correction2).sqrt() + f64::from(adamw.eps));
+            let direction =
+                first.data[i] / correction1 / ((second.data[i] / correction2).sqrt() + f64::from(adamw.eps));
             parameters.data[i] *= 1.0 - rate * f64::from(range.weight_decay);
             parameters.data[i] -= rate * direction;
         }

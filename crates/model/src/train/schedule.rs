@@ -48,7 +48,8 @@ mod tests {
     #[test]
     fn the_rate_rises_then_falls_along_half_a_cosine() {
         let schedule = Schedule { peak: 1.0, floor: 0.1, warmup: 9, steps: 109, decay: Decay::Cosine };
-        let check = |step, expected: f64| assert!((schedule.rate(step) - expected).abs() < 1e-12, "step {step}");
+        let check =
+            |step, expected: f64| assert!((schedule.rate(step) - expected).abs() < 1e-12, "step {step}");
         check(0, 0.1);
         check(8, 0.9);
         check(9, 1.0);

@@ -61,12 +61,21 @@ impl Batch {
     /// Room for a step's samples.
     pub fn new(rows: usize, context: usize) -> Self {
         let tokens = rows * context;
-        Batch { ids: vec![0; tokens], targets: vec![0; tokens], weights: vec![1.0; tokens], samples: vec![0; rows] }
+        Batch {
+            ids: vec![0; tokens],
+            targets: vec![0; tokens],
+            weights: vec![1.0; tokens],
+            samples: vec![0; rows],
+        }
     }
 
     /// How many targets count in the mean: those that are not ignored and weigh something.
     pub fn counted(&self) -> usize {
-        self.targets.iter().zip(&self.weights).filter(|&(&target, &weight)| target != IGNORED && weight > 0.0).count()
+        self.targets
+            .iter()
+            .zip(&self.weights)
+            .filter(|&(&target, &weight)| target != IGNORED && weight > 0.0)
+            .count()
     }
 }
 
@@ -206,7 +215,11 @@ impl Trainer {
         Ok(MemoryPlan {
             parameters: model.layout().count(),
             flops_per_token: model.config().flops_per_token(),
-            states: states.specs().iter().map(|spec| (spec.name.clone(), spec.len * spec.dtype.bytes())).collect(),
+            states: states
+                .specs()
+                .iter()
+                .map(|spec| (spec.name.clone(), spec.len * spec.dtype.bytes()))
+                .collect(),
             arena_bytes: plan.arena_bytes,
             unshared_bytes: plan.unshared_bytes,
             // The first and the further micro-batches are two programs with inputs of their own.
@@ -234,8 +247,13 @@ impl Trainer {
         let started = Instant::now();
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(0, 0));
         let first_sample = self.samples;
-        let filled =
-            loader.fill(first_sample, self.options.rows, &mut batch.ids, &mut batch.targets, &mut batch.samples);
+        let filled = loader.fill(
+            first_sample,
+            self.options.rows,
+            &mut batch.ids,
+            &mut batch.targets,
+            &mut batch.samples,
+        );
         let waited = started.elapsed();
         let outcome = filled.map_err(Error::from).and_then(|()| self.step_on(&batch));
         self.batch = batch;
@@ -293,7 +311,8 @@ impl Trainer {
 
     /// All that a resumed run needs.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } = self.buffers.optimiser;
+        let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } =
+            self.buffers.optimiser;
         let read = |state: StateId, len: usize| -> Result<Vec<f32>> {
             let mut values = vec![0.0; len];
             self.engine.runtime.read_state(state, 0..len, &mut values)?;
@@ -316,7 +335,8 @@ impl Trainer {
 
     /// Goes on from a snapshot exactly as the run that made it would have.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } = self.buffers.optimiser;
+        let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } =
+            self.buffers.optimiser;
         let runtime = &mut self.engine.runtime;
         runtime.write_state(parameters, 0..len, HostData::F32(&snapshot.parameters))?;
         runtime.write_state(first_moment, 0..len, HostData::F32(&snapshot.first_moment))?;
@@ -330,7 +350,8 @@ impl Trainer {
 }
 
 fn check(model: &Model, options: &TrainOptions) -> Result<()> {
-    let fail = |key, value: usize, reason: String| Err(Error::Setting { key, value: value.to_string(), reason });
+    let fail =
+        |key, value: usize, reason: String| Err(Error::Setting { key, value: value.to_string(), reason });
     let limit = model.config().context;
     if options.context == 0 || options.context > limit {
         return fail("context", options.context, format!("must be between 1 and the model's {limit}"));

@@ -53,7 +53,8 @@ impl Golden {
         if !conv1d {
             return values;
         }
-        (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)))
+        (0..rows)
+            .flat_map(|row| (0..columns).map(move |column| (row, column)))
             .map(|(row, column)| values[column * rows + row])
             .collect()
     }
@@ -135,7 +136,12 @@ fn ten_adamw_steps_match_pytorch() {
         for step in 0..10 {
             let report = trainer.step_on(&golden.batch("train.", step)).unwrap();
             // Settings such as the rate and the betas are single precision: PyTorch's own f32 run is as far away.
-            assert!((report.loss - losses[step]).abs() < 1e-5, "step {step}: {} {}", report.loss, losses[step]);
+            assert!(
+                (report.loss - losses[step]).abs() < 1e-5,
+                "step {step}: {} {}",
+                report.loss,
+                losses[step]
+            );
             assert!((report.norm - norms[step]).abs() < 5e-5, "step {step}: {} {}", report.norm, norms[step]);
         }
         let parameters = to_f64(&trainer.engine().parameters().unwrap());

@@ -9,7 +9,8 @@ use crate::{model, tiny};
 #[test]
 fn the_gradient_of_a_whole_model_matches_central_differences() {
     for (bias, tied, dropout) in [(true, true, 0.0), (false, false, 0.2)] {
-        let model = model(ModelConfig { bias, tied, dropout, vocab_size: 11, width: 6, context: 5, ..tiny() });
+        let model =
+            model(ModelConfig { bias, tied, dropout, vocab_size: 11, width: 6, context: 5, ..tiny() });
         let layout = model.layout().clone();
         let mut states = States::default();
         let parameters = states.declare("parameters", DType::F32, layout.len());
@@ -42,14 +43,19 @@ fn the_gradient_of_a_whole_model_matches_central_differences() {
         runtime.write(program, ids, HostData::U32(&[1, 2, 3, 4, 5, 10, 9, 8, 7, 6])).unwrap();
         runtime.write(program, positions, HostData::U32(&[0, 1, 2, 3, 4, 0, 1, 2, 3, 4])).unwrap();
         runtime.write(program, targets, HostData::U32(&[2, 3, 4, u32::MAX, 6, 9, 8, 7, 6, 0])).unwrap();
-        runtime.write(program, weights, HostData::F32(&[1.0, 0.5, 1.0, 1.0, 2.0, 1.0, 1.0, 0.0, 1.0, 1.0])).unwrap();
+        runtime
+            .write(program, weights, HostData::F32(&[1.0, 0.5, 1.0, 1.0, 2.0, 1.0, 1.0, 0.0, 1.0, 1.0]))
+            .unwrap();
         runtime.write(program, key, HostData::U32(&[11, 12, 13])).unwrap();
         runtime.write(program, samples, HostData::U32(&[40, 41])).unwrap();
         runtime.write(program, seed, HostData::F32(&[1.0])).unwrap();
         let mut loss_of = |values: &[f64]| {
             runtime.write_state(parameters, 0..values.len(), HostData::F64(values)).unwrap();
             runtime.run(program).unwrap();
-            (runtime.read_f64(program, loss).unwrap()[0], runtime.read_state_f64(gradients, 0..values.len()).unwrap())
+            (
+                runtime.read_f64(program, loss).unwrap()[0],
+                runtime.read_state_f64(gradients, 0..values.len()).unwrap(),
+            )
         };
 
         let (_, analytic) = loss_of(&values);
@@ -63,7 +69,12 @@ fn the_gradient_of_a_whole_model_matches_central_differences() {
                 let below = loss_of(&values).0;
                 values[i] = kept;
                 let numeric = (above - below) / (2.0 * h);
-                assert!((analytic[i] - numeric).abs() <= 1e-6 * scale, "{} {i}: {} {numeric}", parameter.name, analytic[i]);
+                assert!(
+                    (analytic[i] - numeric).abs() <= 1e-6 * scale,
+                    "{} {i}: {} {numeric}",
+                    parameter.name,
+                    analytic[i]
+                );
             }
         }
     }

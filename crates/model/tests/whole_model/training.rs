@@ -43,7 +43,8 @@ fn micro_batches_accumulate_to_the_large_batch_with_dropout_and_ignored_targets(
         let report = whole.step_on(&batch).unwrap();
         for micro_rows in [1, 2, 4] {
             for (device, other_eps) in backends().into_iter().filter(|(_, other)| *other == eps) {
-                let mut cut = Trainer::new(device, model(dropping()), options(8, micro_rows), &values).unwrap();
+                let mut cut =
+                    Trainer::new(device, model(dropping()), options(8, micro_rows), &values).unwrap();
                 let cut_report = cut.step_on(&batch).unwrap();
                 let bound = 50.0 * other_eps;
                 assert!((report.loss - cut_report.loss).abs() < bound.max(1e-6), "{micro_rows}");
@@ -92,7 +93,8 @@ fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
 fn passes_do_not_change_what_is_learnt() {
     let mut fused = trainer(2, options(8, 4));
     let mut plain = trainer(2, TrainOptions { passes: Passes::NONE, ..options(8, 4) });
-    let (a, b) = (losses(&mut fused, &loader(Sampler::Random), 10), losses(&mut plain, &loader(Sampler::Random), 10));
+    let (a, b) =
+        (losses(&mut fused, &loader(Sampler::Random), 10), losses(&mut plain, &loader(Sampler::Random), 10));
     assert!(distance(&a, &b) < 1e-4, "{a:?} {b:?}");
     let distance = distance(
         &to_f64(&fused.engine().parameters().unwrap()),
