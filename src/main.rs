@@ -1,2 +1,14 @@
-//! The `ironmill` command.
-fn main() {}
+//! The `ironmill` program: raw text to a trained language model.
+
+mod cli;
+mod config;
+mod failure;
+mod show;
+mod signals;
+mod stages;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main(std::env::args_os().collect())
+}

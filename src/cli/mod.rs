@@ -1,0 +1,199 @@
+//! The command line: a file per command, and the way from arguments to an exit code.
+
+mod config;
+mod data;
+mod doctor;
+mod overrides;
+mod tokenizer;
+
+use crate::config::Override;
+use crate::failure::{Code, Failure, Result};
+use crate::show::{Show, Style};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+/// Raw text to a trained language model.
+#[derive(Parser)]
+#[command(name = "ironmill", version, about, long_about = None, max_term_width = 110, subcommand_required = true)]
+#[command(after_help = "\
+Examples:
+  ironmill tokenizer train texts/ --vocab-size 8192 --out tokenizer.json
+  ironmill data prepare texts/ --tokenizer tokenizer.json --out data
+  ironmill doctor
+
+Exit codes: 0 done; 1 failed; 2 usage; 65 bad data; 66 no input; 69 device missing; 70 our bug;
+73 cannot write; 74 I/O; 75 stopped by a signal, can be resumed; 78 bad configuration; 80 diverged;
+81 out of memory.")]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Args)]
+struct Global {
+    /// Threads to use [default: one a core]
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// No progress and no notes
+    #[arg(long, short, global = true)]
+    quiet: bool,
+    /// Progress and results as JSON lines
+    #[arg(long, global = true)]
+    json: bool,
+    /// No colour (also NO_COLOR)
+    #[arg(long, global = true)]
+    no_color: bool,
+    /// More notes
+    #[arg(long, short, global = true)]
+    verbose: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a tokenizer, encode and decode
+    #[command(subcommand)]
+    Tokenizer(tokenizer::Command),
+    /// Prepare token shards, verify them, look inside
+    #[command(subcommand)]
+    Data(data::Command),
+    /// What a configuration comes to
+    #[command(subcommand)]
+    Config(config::Command),
+    /// What this machine has, and what this program makes of it
+    Doctor(doctor::Args),
+}
+
+/// What every command is given.
+pub struct Context {
+    /// Where everything that a person sees goes.
+    pub show: Show,
+    /// How many threads to use.
+    pub threads: usize,
+    /// Keys of the configuration given as flags.
+    pub overrides: Vec<Override>,
+}
+
+impl Context {
+    /// Refuses overrides in a command that reads no configuration.
+    fn refuse_overrides(&self, command: &str) -> Result<()> {
+        let Some(Override { path, .. }) = self.overrides.first() else { return Ok(()) };
+        let message =
+            format!("--{path} sets a key of a configuration, and `ironmill {command}` reads none: remove it");
+        Err(Failure::new(Code::Usage, message))
+    }
+}
+
+/// Runs the program on its arguments.
+pub fn main(arguments: Vec<OsString>) -> ExitCode {
+    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
+    let early = Style { json: has("--json"), no_color: has("--no-color"), ..Style::default() };
+    let fail = |failure: &Failure| {
+        Show::new(early).failure(failure);
+        failure.code().into()
+    };
+    let (arguments, overrides) = match overrides::split(arguments.clone()) {
+        Ok(split) => split,
+        Err(failure) => return fail(&failure),
+    };
+    let mut grammar = Cli::command();
+    if early.no_color {
+        grammar = grammar.color(clap::ColorChoice::Never);
+    }
+    let cli =
+        match grammar.try_get_matches_from_mut(arguments).and_then(|found| Cli::from_arg_matches(&found)) {
+            Ok(cli) => cli,
+            Err(error) if early.json && error.use_stderr() => {
+                return fail(&Failure::new(Code::Usage, error.render().to_string().trim()));
+            }
+            Err(error) => {
+                // Help goes to stdout and is no failure; a closed pipe there is nobody's concern.
+                let _ = error.print();
+                return if error.use_stderr() { Code::Usage.into() } else { ExitCode::SUCCESS };
+            }
+        };
+    let global = &cli.global;
+    let style =
+        Style { json: global.json, quiet: global.quiet, verbose: global.verbose, no_color: global.no_color };
+    let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = global.threads.map_or_else(cores, NonZeroUsize::get);
+    let context = Context { show: Show::new(style), threads, overrides };
+    run(&context, cli.command)
+}
+
+/// Runs a command; a panic in it is our bug, and says so.
+fn run(context: &Context, command: Command) -> ExitCode {
+    let result = without_panic(|| match command {
+        Command::Tokenizer(command) => tokenizer::run(context, command),
+        Command::Data(command) => data::run(context, command),
+        Command::Config(command) => config::run(context, command),
+        Command::Doctor(args) => doctor::run(context, &args),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            context.show.failure(&failure);
+            failure.code().into()
+        }
+    }
+}
+
+fn without_panic(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    // The hook only remembers; the message is shown once, by whoever shows all failures.
+    let told = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let remember = std::sync::Arc::clone(&told);
+    std::panic::set_hook(Box::new(move |info| {
+        if let Ok(mut told) = remember.lock() {
+            told.get_or_insert_with(|| info.to_string());
+        }
+    }));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        let told = told.lock().ok().and_then(|mut told| told.take()).unwrap_or_default();
+        let message = format!(
+            "ironmill has a bug ({}): please report it with the command you ran at {}/issues",
+            told.replace('\n', " "),
+            env!("CARGO_PKG_REPOSITORY")
+        );
+        Err(Failure::new(Code::OurBug, message))
+    })
+}
+
+/// Reads a count or size of a flag.
+fn parse_count(text: &str) -> std::result::Result<u64, String> {
+    ironmill_data::parse_size(text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_panic_becomes_a_failure_that_asks_for_a_report() {
+        let failure = without_panic(|| panic!("the sky fell")).unwrap_err();
+        assert_eq!(failure.code(), Code::OurBug);
+        let said = failure.to_string();
+        assert!(said.contains("the sky fell") && said.contains("please report"), "{said}");
+    }
+
+    #[test]
+    fn every_help_page_has_examples() {
+        fn check(command: &clap::Command) {
+            if !command.has_subcommands() {
+                let help = command.get_after_help().map(|help| help.to_string()).unwrap_or_default();
+                let examples = help.lines().filter(|line| line.trim_start().starts_with("ironmill ")).count();
+                assert!(examples >= 2, "{} has {examples} examples", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

@@ -1,0 +1,336 @@
+//! `ironmill tokenizer`: train, encode, decode.
+
+use super::{Context, parse_count};
+use crate::config::TokenizerTraining;
+use crate::failure::{Code, Failure, Result};
+use crate::stages::tokenizer::{Counting, kind_name, train};
+use clap::ValueEnum;
+use ironmill_text::{Tokenizer, durable};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// The commands on tokenizers.
+#[derive(clap::Subcommand)]
+pub enum Command {
+    /// Learn a tokenizer from text
+    #[command(after_help = "\
+Examples:
+  ironmill tokenizer train texts/ --vocab-size 8192 --out tokenizer.json
+  ironmill tokenizer train 'wiki/*.jsonl.zst' --vocab-size 32K --pattern cl100k --out tokenizer.json
+  ironmill tokenizer train poems.txt --kind char --out chars.json")]
+    Train(TrainArgs),
+    /// Turn text into token ids
+    #[command(after_help = "\
+Without --out the ids are written as text, a line an input; with it as raw little-endian numbers.
+
+Examples:
+  echo 'Once upon a time' | ironmill tokenizer encode --tokenizer tokenizer.json
+  ironmill tokenizer encode --tokenizer tokenizer.json book.txt --out book.u32
+  ironmill tokenizer encode --tokenizer tokenizer.json book.txt --out book.bin --width u16")]
+    Encode(EncodeArgs),
+    /// Turn token ids back into text
+    #[command(after_help = "\
+Reads ids as text, or the raw numbers that `encode --out` writes; --width says that they are raw.
+
+Examples:
+  echo '464 3290' | ironmill tokenizer decode --tokenizer tokenizer.json
+  ironmill tokenizer decode --tokenizer tokenizer.json book.u32 --out book.txt
+  ironmill tokenizer decode --tokenizer tokenizer.json book.bin --width u16")]
+    Decode(DecodeArgs),
+}
+
+/// The flags of `tokenizer train`.
+#[derive(clap::Args)]
+pub struct TrainArgs {
+    /// Files, folders, patterns such as 'texts/*.txt', or builtin:stories:20MB
+    #[arg(required = true, value_name = "INPUT")]
+    inputs: Vec<String>,
+    /// The file to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// The number of tokens, special ones included; needed for bpe
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    vocab_size: Option<u64>,
+    /// Byte-pair encoding, or a token a character
+    #[arg(long, value_enum, default_value = "bpe")]
+    kind: KindName,
+    /// How text is cut into pieces: gpt2, cl100k or a regular expression
+    #[arg(long, default_value = "gpt2", value_name = "NAME|REGEX")]
+    pattern: String,
+    /// A text that is one token; may be repeated
+    #[arg(long, default_value = "<|endoftext|>", value_name = "TEXT")]
+    special: Vec<String>,
+    /// Leave out pairs, or characters, that occur less often
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    min_count: u64,
+    /// Which of two equally frequent pairs comes first
+    #[arg(long, value_enum, default_value = "hf")]
+    ties: TiesName,
+    /// The longest token, in bytes
+    #[arg(long, value_name = "N")]
+    max_token_length: Option<usize>,
+    /// Train line by line, as Hugging Face's file reader does
+    #[arg(long)]
+    lines: bool,
+    #[command(flatten)]
+    reading: super::data::Reading,
+}
+
+/// The flags of `tokenizer encode`.
+#[derive(clap::Args)]
+pub struct EncodeArgs {
+    /// Files to encode; none, or -, is stdin
+    #[arg(value_name = "INPUT")]
+    inputs: Vec<PathBuf>,
+    /// The tokenizer
+    #[arg(long, value_name = "FILE")]
+    tokenizer: PathBuf,
+    /// Write raw numbers to this file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The width of a raw number
+    #[arg(long, value_enum, default_value = "u32")]
+    width: Width,
+    /// Recognise special tokens in the text
+    #[arg(long)]
+    allow_special: bool,
+}
+
+/// The flags of `tokenizer decode`.
+#[derive(clap::Args)]
+pub struct DecodeArgs {
+    /// Files to decode; none, or -, is stdin
+    #[arg(value_name = "INPUT")]
+    inputs: Vec<PathBuf>,
+    /// The tokenizer
+    #[arg(long, value_name = "FILE")]
+    tokenizer: PathBuf,
+    /// Write the text to this file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The input is raw numbers of this width [default: text, or raw u32 if it is no text]
+    #[arg(long, value_enum)]
+    width: Option<Width>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum KindName {
+    Bpe,
+    Char,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum TiesName {
+    /// Hugging Face's order
+    Hf,
+    /// The order of plain byte ids
+    Raw,
+    /// The greatest bytes first
+    Bytes,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Width {
+    U32,
+    U16,
+}
+
+/// Runs one of the commands.
+pub fn run(context: &Context, command: Command) -> Result<()> {
+    context.refuse_overrides("tokenizer")?;
+    match command {
+        Command::Train(args) => run_train(context, &args),
+        Command::Encode(args) => run_encode(context, &args),
+        Command::Decode(args) => run_decode(context, &args),
+    }
+}
+
+fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
+    let is_bpe = args.kind == KindName::Bpe;
+    if is_bpe && args.vocab_size.is_none() {
+        return Err(Failure::new(Code::Usage, "--vocab-size is missing: say how many tokens, such as 8192"));
+    }
+    let settings = TokenizerTraining {
+        kind: if is_bpe { "bpe" } else { "char" }.into(),
+        vocab_size: args.vocab_size,
+        pattern: is_bpe.then(|| args.pattern.clone()),
+        special: args.special.clone(),
+        ties: is_bpe
+            .then(|| args.ties.to_possible_value().map_or("hf".into(), |value| value.get_name().into())),
+        min_count: args.min_count,
+    };
+    check_can_write(&args.out)?;
+    let inputs = args.reading.find(&args.inputs)?;
+    let counting = Counting { by_lines: args.lines, max_token_length: args.max_token_length };
+    let trained = train(&inputs, &settings, counting, context.threads, &context.show)?;
+    trained.tokenizer.save(&args.out)?;
+    let object = json!({
+        "file": args.out,
+        "kind": kind_name(&trained.tokenizer),
+        "vocab_size": trained.tokenizer.vocab_size(),
+        "documents": trained.documents,
+    });
+    context.show.result(&format!("{}: {}", args.out.display(), trained.summary), &object)
+}
+
+fn run_encode(context: &Context, args: &EncodeArgs) -> Result<()> {
+    let tokenizer = Tokenizer::load(&args.tokenizer)?;
+    let mut ids = Vec::new();
+    let mut file = args.out.as_deref().map(OutputFile::create).transpose()?;
+    for input in or_stdin(&args.inputs) {
+        let text = read_input(&input)?;
+        ids.clear();
+        if args.allow_special {
+            tokenizer.encode_with_special(&text, &mut ids)
+        } else {
+            tokenizer.encode(&text, &mut ids)
+        }
+        .map_err(|error| {
+            let failure = Failure::from(error);
+            Failure::new(failure.code(), format!("{}: {failure}", shown(&input)))
+        })?;
+        match &mut file {
+            Some(file) => file.write(&raw_numbers(&ids, args.width)?)?,
+            None => {
+                let line: Vec<String> = ids.iter().map(u32::to_string).collect();
+                context.show.result(&line.join(" "), &json!({"input": shown(&input), "ids": ids}))?;
+            }
+        }
+    }
+    file.map_or(Ok(()), OutputFile::commit)
+}
+
+fn run_decode(context: &Context, args: &DecodeArgs) -> Result<()> {
+    let tokenizer = Tokenizer::load(&args.tokenizer)?;
+    let mut file = args.out.as_deref().map(OutputFile::create).transpose()?;
+    for input in or_stdin(&args.inputs) {
+        let in_file =
+            |failure: Failure| Failure::new(failure.code(), format!("{}: {failure}", shown(&input)));
+        let ids = parse_ids(&read_input(&input)?, args.width).map_err(in_file)?;
+        let text = tokenizer.decode(&ids).map_err(|error| in_file(error.into()))?;
+        match &mut file {
+            Some(file) => file.write(&text)?,
+            None if context.show.is_json() => {
+                let text = String::from_utf8_lossy(&text);
+                context.show.result("", &json!({"input": shown(&input), "text": text}))?;
+            }
+            None => context.show.output(&text)?,
+        }
+    }
+    file.map_or(Ok(()), OutputFile::commit)
+}
+
+fn raw_numbers(ids: &[u32], width: Width) -> Result<Vec<u8>> {
+    match width {
+        Width::U32 => Ok(ids.iter().flat_map(|id| id.to_le_bytes()).collect()),
+        Width::U16 => {
+            let mut bytes = Vec::with_capacity(ids.len() * 2);
+            for &id in ids {
+                let narrow = u16::try_from(id).map_err(|_| {
+                    Failure::new(
+                        Code::BadData,
+                        format!("token id {id} does not fit 16 bits: use --width u32"),
+                    )
+                })?;
+                bytes.extend(narrow.to_le_bytes());
+            }
+            Ok(bytes)
+        }
+    }
+}
+
+fn parse_ids(bytes: &[u8], width: Option<Width>) -> Result<Vec<u32>> {
+    let is_text =
+        bytes.iter().all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == b',');
+    if width.is_none() && is_text {
+        let text = String::from_utf8_lossy(bytes);
+        let words = text.split(|c: char| c.is_ascii_whitespace() || c == ',').filter(|word| !word.is_empty());
+        let parse = |word: &str| {
+            let message = || format!("{word} is no token id: ids are below 4294967296");
+            word.parse().map_err(|_| Failure::new(Code::BadData, message()))
+        };
+        return words.map(parse).collect();
+    }
+    let width = width.unwrap_or(Width::U32);
+    let n_bytes = if width == Width::U32 { 4 } else { 2 };
+    if !bytes.len().is_multiple_of(n_bytes) {
+        let message = format!(
+            "{} bytes are not a whole number of {n_bytes}-byte ids: check the file and --width",
+            bytes.len()
+        );
+        return Err(Failure::new(Code::BadData, message));
+    }
+    let id = |chunk: &[u8]| chunk.iter().rev().fold(0u32, |id, &byte| id << 8 | u32::from(byte));
+    Ok(bytes.chunks_exact(n_bytes).map(id).collect())
+}
+
+fn or_stdin(inputs: &[PathBuf]) -> Vec<PathBuf> {
+    if inputs.is_empty() { vec!["-".into()] } else { inputs.to_vec() }
+}
+
+fn shown(input: &Path) -> String {
+    if input == Path::new("-") { "stdin".into() } else { input.display().to_string() }
+}
+
+fn read_input(input: &Path) -> Result<Vec<u8>> {
+    if input != Path::new("-") {
+        return std::fs::read(input).map_err(|error| Failure::read(input, &error));
+    }
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .lock()
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::read(Path::new("stdin"), &error))?;
+    Ok(bytes)
+}
+
+/// Finds out before long work whether its result can be written.
+fn check_can_write(path: &Path) -> Result<()> {
+    durable::StagedFile::create(path).map(drop).map_err(|error| Failure::write(path, &error))
+}
+
+/// A file that appears whole or not at all.
+struct OutputFile {
+    path: PathBuf,
+    staged: durable::StagedFile,
+}
+
+impl OutputFile {
+    fn create(path: &Path) -> Result<OutputFile> {
+        let staged = durable::StagedFile::create(path).map_err(|error| Failure::write(path, &error))?;
+        Ok(OutputFile { path: path.into(), staged })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.staged.write_all(bytes).map_err(|error| Failure::write(&self.path, &error))
+    }
+
+    fn commit(self) -> Result<()> {
+        self.staged.commit().map_err(|error| Failure::write(&self.path, &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn raw_numbers_read_back_in_both_widths() {
+        let ids = [0, 1, 300, 65_535];
+        for width in [Width::U32, Width::U16] {
+            let bytes = raw_numbers(&ids, width).unwrap();
+            assert_eq!(parse_ids(&bytes, Some(width)).unwrap(), ids);
+        }
+        assert_eq!(raw_numbers(&[65_536], Width::U16).unwrap_err().code(), Code::BadData);
+    }
+
+    #[test]
+    fn ids_are_read_as_text_or_as_raw_numbers() {
+        assert_eq!(parse_ids(b"1 2,3\n4", None).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(parse_ids(&[7, 0, 0, 0], None).unwrap(), [7]);
+        assert_eq!(parse_ids(b"", None).unwrap(), Vec::<u32>::new());
+        assert_eq!(parse_ids(&[7, 0, 0], None).unwrap_err().code(), Code::BadData);
+        assert_eq!(parse_ids(b"99999999999", None).unwrap_err().code(), Code::BadData);
+    }
+}

@@ -1,0 +1,202 @@
+//! The configuration: what was typed, and what it comes to.
+//!
+//! A file is TOML with the sections `[tokenizer] [data] [model] [train] [sample]`; a flag such as
+//! `--train.learning-rate 3e-4` overrides it; what neither gives has a default. [`Typed`] is what was typed,
+//! [`Config`] what it comes to: every value settled, every path absolute. A [`Config`] is written into the run
+//! folder as TOML that reads back to itself.
+
+mod keys;
+mod resolve;
+mod typed;
+mod values;
+
+pub use typed::{Origin, Override, Typed};
+pub use values::{Cadence, show_duration};
+
+use crate::failure::Result;
+use serde::{Serialize, Serializer};
+use std::path::{Path, PathBuf};
+
+/// Everything a run needs to know, settled.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Config {
+    /// Where every random choice of the run begins.
+    pub seed: u64,
+    /// How the tokenizer is made, or where it is.
+    pub tokenizer: TokenizerConfig,
+    /// What is read and how it is cut and ordered.
+    pub data: DataConfig,
+    /// The shape of the model.
+    pub model: ModelConfig,
+    /// How it is trained.
+    pub train: TrainConfig,
+    /// How text is sampled from it.
+    pub sample: SampleConfig,
+}
+
+/// `[tokenizer]`: an existing file, or how to train one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum TokenizerConfig {
+    /// A tokenizer that is there already.
+    File {
+        /// Its file.
+        file: PathBuf,
+    },
+    /// A tokenizer to train.
+    Train(TokenizerTraining),
+}
+
+/// How a tokenizer is trained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TokenizerTraining {
+    /// `bpe` or `char`.
+    pub kind: String,
+    /// The number of tokens; without it, a char vocabulary has every character.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab_size: Option<u64>,
+    /// The pattern that cuts text into pieces: a name or a regular expression. Only bpe cuts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// Texts that are one token each and never part of another.
+    pub special: Vec<String>,
+    /// Which of two equally frequent pairs is merged first. Only bpe merges.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ties: Option<String>,
+    /// Pairs or characters that are rarer are left out.
+    pub min_count: u64,
+}
+
+/// `[data]`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DataConfig {
+    /// Files, folders, patterns, a built-in corpus, or one prepared folder.
+    pub input: Vec<String>,
+    /// The text between documents of one file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub document_separator: Option<String>,
+    /// The share of documents kept for measuring.
+    pub validation: f64,
+    /// The field of a JSON lines row that holds the text.
+    pub text_key: String,
+    /// How many tokens a shard holds.
+    pub shard_tokens: u64,
+    /// The order in which samples are drawn.
+    pub sampler: String,
+    /// What to do with text that is not UTF-8.
+    pub on_bad_utf8: String,
+}
+
+/// `[model]`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelConfig {
+    /// The family of the model.
+    pub architecture: String,
+    /// Blocks.
+    pub layers: u64,
+    /// Attention heads of a block.
+    pub heads: u64,
+    /// The width of the residual stream.
+    pub width: u64,
+    /// The longest sequence.
+    pub context: u64,
+    /// The share of activations dropped in training.
+    pub dropout: f64,
+    /// Whether linear layers and norms have biases.
+    pub bias: bool,
+    /// Whether the head shares the token embedding.
+    pub tied: bool,
+}
+
+/// `[train]`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainConfig {
+    /// How long to train.
+    #[serde(flatten)]
+    pub length: Length,
+    /// Tokens of one step.
+    pub batch_tokens: u64,
+    /// Sequences that go through the model at once.
+    pub micro_batch: u64,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// The learning rate at the end of the schedule.
+    pub min_learning_rate: f64,
+    /// How the learning rate falls.
+    pub schedule: String,
+    /// Steps in which the learning rate rises.
+    pub warmup: u64,
+    /// The decay of matrices.
+    pub weight_decay: f64,
+    /// The decay of AdamW's first moment.
+    pub beta1: f64,
+    /// The decay of AdamW's second moment.
+    pub beta2: f64,
+    /// The largest global norm of a gradient; 0 does not clip.
+    pub grad_clip: f64,
+    /// The arithmetic.
+    pub precision: String,
+    /// How often the validation loss is measured.
+    pub eval_every: Cadence,
+    /// Over how many tokens it is measured.
+    pub eval_tokens: u64,
+    /// How often a sample is shown.
+    pub sample_every: Cadence,
+    /// How often a checkpoint is written.
+    pub checkpoint_every: Cadence,
+    /// How many checkpoints are kept.
+    pub keep_last: u64,
+    /// Where to train.
+    pub device: String,
+}
+
+/// How long to train: `steps` or `epochs`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Length {
+    /// So many steps.
+    Steps(u64),
+    /// So many times over the training tokens.
+    Epochs(f64),
+}
+
+/// `[sample]`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SampleConfig {
+    /// What to continue.
+    pub prompts: Vec<String>,
+    /// The longest continuation.
+    pub max_tokens: u64,
+    /// Below 1 likely tokens become likelier; 0 takes the likeliest.
+    pub temperature: f64,
+    /// Only so many of the likeliest tokens are drawn from; 0 is all.
+    pub top_k: u64,
+    /// Only the likeliest tokens that make up this share are drawn from.
+    pub top_p: f64,
+    /// Where the draws begin.
+    pub seed: u64,
+}
+
+impl Config {
+    /// Reads a file and the overrides of the command line.
+    pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
+        Config::resolve(Typed::load(path, overrides)?)
+    }
+
+    /// The configuration as TOML that reads back to the same.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).map_err(|error| {
+            let message = format!("cannot write the configuration as TOML ({error}): please report this");
+            crate::failure::Failure::new(crate::failure::Code::OurBug, message)
+        })
+    }
+}
+
+impl Serialize for Cadence {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Cadence::Steps(steps) => serializer.serialize_u64(*steps),
+            Cadence::Time(time) => serializer.serialize_str(&show_duration(*time)),
+        }
+    }
+}

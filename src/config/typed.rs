@@ -1,0 +1,208 @@
+//! The configuration as it was typed: whichever keys a file and the command line give, and nothing else.
+
+use super::keys::{self, KEYS};
+use super::values::{self, Value};
+use crate::failure::{Code, Failure, Place, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use toml::de::{DeTable, DeValue};
+
+/// Typed values, and where they came from, by the index of their key.
+#[derive(Clone, Debug, Default)]
+pub struct Typed(BTreeMap<usize, (Value, Origin)>);
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Origin {
+    /// A line of the file.
+    Line(usize),
+    /// A flag.
+    Flag,
+}
+
+/// One `--section.key value` of the command line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    /// The key with its section, in snake case.
+    pub path: String,
+    /// The value as typed.
+    pub value: String,
+}
+
+impl Typed {
+    /// Reads a file and puts the overrides of the command line over it.
+    pub fn load(path: &Path, overrides: &[Override]) -> Result<Typed> {
+        let mut typed = Typed::read_file(path)?;
+        typed.override_with(overrides)?;
+        Ok(typed)
+    }
+
+    /// Reads a configuration file.
+    fn read_file(path: &Path) -> Result<Typed> {
+        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidData => {
+                let message = format!("{} is not UTF-8 text: a configuration is a TOML file", path.display());
+                Failure::new(Code::BadConfig, message)
+            }
+            _ => Failure::read(path, &error),
+        })?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Typed::parse(&text, &path.display().to_string(), folder)
+    }
+
+    /// Reads the text of a configuration file called `name`, whose relative paths start at `folder`.
+    pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Typed> {
+        let fail = |message: String, span: Range<usize>, label: &str| {
+            let line = line_of(text, span.start);
+            let source = miette::NamedSource::new(name, text.to_string());
+            Failure::new(Code::BadConfig, message).at(Place { source, span, line, label: label.into() })
+        };
+        let table = DeTable::parse(text).map_err(|error| {
+            let message = format!("not valid TOML: {}", error.message().trim_end());
+            fail(message, error.span().unwrap_or(0..0), "here")
+        })?;
+        let mut typed = Typed::default();
+        for (section, name, name_span, value, value_span) in entries(table.get_ref()) {
+            if name.is_empty() {
+                return Err(fail(keys::explain_unknown_section(section), name_span, "no such section"));
+            }
+            let Some(key_idx) = keys::find(section, name) else {
+                return Err(fail(keys::explain_unknown(section, name), name_span, "no such key"));
+            };
+            let value = values::from_toml(&KEYS[key_idx], value, folder)
+                .map_err(|message| fail(message, value_span, "this value"))?;
+            typed.0.insert(key_idx, (value, Origin::Line(line_of(text, name_span.start))));
+        }
+        Ok(typed)
+    }
+
+    /// Puts what the command line says over what is there. Repeated lists grow.
+    pub fn override_with(&mut self, overrides: &[Override]) -> Result<()> {
+        let folder = Path::new("");
+        let mut given: BTreeMap<usize, Value> = BTreeMap::new();
+        for Override { path, value } in overrides {
+            let (section, name) = path.split_once('.').unwrap_or(("", path));
+            let usage = |message: String| Failure::new(Code::Usage, format!("--{path}: {message}"));
+            let key_idx =
+                keys::find(section, name).ok_or_else(|| usage(keys::explain_unknown(section, name)))?;
+            let value = values::from_text(&KEYS[key_idx], value, folder).map_err(usage)?;
+            match (given.get_mut(&key_idx), value) {
+                (Some(Value::Texts(texts)), Value::Texts(more)) => texts.extend(more),
+                (_, value) => drop(given.insert(key_idx, value)),
+            }
+        }
+        self.0.extend(given.into_iter().map(|(key_idx, value)| (key_idx, (value, Origin::Flag))));
+        Ok(())
+    }
+
+    /// Takes out the value of a key, if it was typed.
+    pub fn take(&mut self, section: &str, name: &str) -> Option<Value> {
+        self.0.remove(&keys::find(section, name)?).map(|(value, _)| value)
+    }
+
+    /// Where the value of a key came from, if it was typed.
+    pub fn origin(&self, section: &str, name: &str) -> Option<Origin> {
+        self.0.get(&keys::find(section, name)?).map(|(_, origin)| *origin)
+    }
+
+    /// Whether every value has been taken.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names of the keys of a section that are left.
+    pub fn left_in(&self, section: &str) -> Vec<String> {
+        self.0
+            .keys()
+            .map(|&idx| &KEYS[idx])
+            .filter(|key| key.section == section)
+            .map(|key| key.path())
+            .collect()
+    }
+}
+
+/// The line of a byte, counted from 1.
+fn line_of(text: &str, byte: usize) -> usize {
+    text.as_bytes()[..byte.min(text.len())].iter().filter(|&&byte| byte == b'\n').count() + 1
+}
+
+type Entry<'a> = (&'a str, &'a str, Range<usize>, &'a DeValue<'a>, Range<usize>);
+
+/// Every key of the file with its section, in the order of the file, so that the first mistake is told first. An
+/// unknown section is an entry without a name.
+fn entries<'a>(table: &'a DeTable<'a>) -> Vec<Entry<'a>> {
+    let mut entries: Vec<Entry<'a>> = Vec::new();
+    for (name, value) in table {
+        match value.get_ref() {
+            DeValue::Table(inner) if keys::SECTIONS.contains(&name.get_ref().as_ref()) => {
+                for (key, value) in inner {
+                    entries.push((name.get_ref(), key.get_ref(), key.span(), value.get_ref(), value.span()));
+                }
+            }
+            DeValue::Table(_) => {
+                entries.push((name.get_ref(), "", name.span(), value.get_ref(), value.span()))
+            }
+            _ => entries.push(("", name.get_ref(), name.span(), value.get_ref(), value.span())),
+        }
+    }
+    entries.sort_by_key(|entry| entry.2.start);
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fails(text: &str) -> String {
+        let failure = Typed::parse(text, "c.toml", Path::new("/work")).unwrap_err();
+        assert_eq!(failure.code(), Code::BadConfig);
+        failure.to_string()
+    }
+
+    #[test]
+    fn an_unknown_key_names_its_line_and_the_nearest_key() {
+        let said = fails("seed = 1\n[train]\nsteps = 5\nlearning_rat = 1e-3\n");
+        assert_eq!(said, "c.toml:4: unknown key `train.learning_rat`: did you mean `train.learning_rate`?");
+    }
+
+    #[test]
+    fn a_wrong_type_names_key_expected_and_found() {
+        let said = fails("[train]\nsteps = \"many\"\n");
+        assert!(said.starts_with("c.toml:2: `train.steps` takes a whole number"), "{said}");
+        assert!(said.ends_with("but found \"many\""), "{said}");
+        assert!(fails("[model]\ntied = \"yes\"").contains("takes true or false, but found the text \"yes\""));
+        assert!(fails("[model]\nlayers = -2").contains("found the number -2"));
+        assert!(fails("[model]\nlayers = 2.5").contains("found the number 2.5"));
+        assert!(fails("[model]\nlayers = 0x10").contains("found the number 0x10"));
+        assert!(fails("[sample]\nprompts = [1, 2]").contains("found a list"));
+    }
+
+    #[test]
+    fn unknown_sections_and_broken_toml_are_told_apart() {
+        assert!(fails("[trian]\nsteps = 1").contains("did you mean [train]?"));
+        assert!(fails("[train\nsteps = 1").contains("c.toml:1: not valid TOML"));
+        assert!(fails("[train]\nsteps = 1\nsteps = 2").contains("c.toml:3: not valid TOML"));
+    }
+
+    #[test]
+    fn the_first_mistake_of_the_file_is_told() {
+        assert!(fails("[train]\nzzz = 1\n[model]\naaa = 1\n").contains("train.zzz"));
+    }
+
+    #[test]
+    fn flags_override_the_file_and_lists_grow() {
+        let mut typed =
+            Typed::parse("[train]\nsteps = 5\n[sample]\nprompts = [\"x\"]", "c.toml", Path::new("/"))
+                .unwrap();
+        let set = |path: &str, value: &str| Override { path: path.into(), value: value.into() };
+        typed
+            .override_with(&[set("train.steps", "7"), set("sample.prompts", "a"), set("sample.prompts", "b")])
+            .unwrap();
+        assert_eq!(typed.take("train", "steps"), Some(Value::Count(7)));
+        assert_eq!(typed.take("sample", "prompts"), Some(Value::Texts(vec!["a".into(), "b".into()])));
+        let failure = typed.override_with(&[set("train.step", "7")]).unwrap_err();
+        assert_eq!(failure.code(), Code::Usage);
+        assert!(failure.to_string().contains("did you mean `train.steps`?"));
+    }
+}

@@ -1,0 +1,291 @@
+//! Everything a person sees. Results go to stdout; progress, notes, warnings and errors go to stderr.
+//!
+//! On a terminal a phase is one live line with a bar, a rate and the time left. Elsewhere it is a plain line every
+//! five seconds, and with `--json` a JSON object a line. `--quiet` leaves only results, warnings and errors.
+
+pub mod numbers;
+mod training;
+
+pub use training::StepLine;
+
+use crate::failure::{Code, Failure, Result};
+use anstream::{AutoStream, ColorChoice};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ironmill_text::Progress;
+use serde_json::{Value, json};
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How much time passes between two plain lines of one phase.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The one place that writes to the terminal.
+pub struct Show {
+    json: bool,
+    quiet: bool,
+    verbose: bool,
+    color: ColorChoice,
+    live: bool,
+    phase: Mutex<Option<Phase>>,
+}
+
+/// What the global flags say about output.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Style {
+    /// JSON lines instead of text.
+    pub json: bool,
+    /// No progress and no notes.
+    pub quiet: bool,
+    /// More notes.
+    pub verbose: bool,
+    /// No colour, whatever the terminal.
+    pub no_color: bool,
+}
+
+struct Phase {
+    name: String,
+    total: Option<u64>,
+    unit: String,
+    done: u64,
+    started: Instant,
+    last_line: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Show {
+    /// Looks at the terminal once.
+    pub fn new(style: Style) -> Show {
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Show {
+            json: style.json,
+            quiet: style.quiet,
+            verbose: style.verbose,
+            color: if style.no_color { ColorChoice::Never } else { ColorChoice::Auto },
+            live: !style.json && !style.quiet && !is_dumb && io::stderr().is_terminal(),
+            phase: Mutex::new(None),
+        }
+    }
+
+    /// Whether results are wanted as JSON.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// A result, on stdout: the text, or the object with `--json`.
+    pub fn result(&self, text: &str, object: &Value) -> Result<()> {
+        let line = if self.json { object.to_string() } else { text.trim_end().to_string() };
+        self.output((line + "\n").as_bytes())
+    }
+
+    /// Bytes of a result, on stdout, as they are.
+    pub fn output(&self, bytes: &[u8]) -> Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::silent(Code::Io),
+            _ => Failure::new(Code::Io, format!("cannot write to stdout ({error}): check where it goes")),
+        })
+    }
+
+    /// Something worth knowing.
+    pub fn note(&self, text: &str) {
+        if !self.quiet {
+            self.line(text, || json!({"event": "note", "message": text}));
+        }
+    }
+
+    /// Something worth knowing for those who asked with `-v`.
+    pub fn detail(&self, text: &str) {
+        if self.verbose {
+            self.note(text);
+        }
+    }
+
+    /// Something that may be wrong.
+    pub fn warn(&self, text: &str) {
+        let colored = format!("\x1b[1;33mwarning:\x1b[0m {text}");
+        self.line(&colored, || json!({"event": "warning", "message": text}));
+    }
+
+    /// The end of a program that failed.
+    pub fn failure(&self, failure: &Failure) {
+        if failure.is_silent() {
+            return;
+        }
+        let text = format!("\x1b[1;31merror:\x1b[0m {failure}{}", self.snippet(failure));
+        let exit_code = failure.code() as u8;
+        self.line(
+            &text,
+            || json!({"event": "error", "message": failure.to_string(), "exit_code": exit_code}),
+        );
+    }
+
+    /// One step of training. A validation loss is always shown; other steps every so often.
+    pub fn step(&self, line: &StepLine) {
+        if self.quiet {
+            return;
+        }
+        let mut guard = self.phase();
+        let Some(phase) = guard.as_mut() else { return };
+        phase.done = line.step;
+        if let Some(bar) = &phase.bar {
+            bar.set_position(line.step);
+            bar.set_message(line.to_string());
+        }
+        let is_due = phase.bar.is_none() && phase.last_line.elapsed() >= PLAIN_INTERVAL;
+        if line.validation.is_some() || is_due || line.step == line.steps {
+            phase.last_line = Instant::now();
+            self.write_line(guard.as_ref(), &line.to_string(), || line.to_json());
+        }
+    }
+
+    /// Begins the phase that [`Show::step`] reports to; `done` steps were taken before.
+    pub fn start_training(&self, steps: u64, done: u64) {
+        let bar = self.live.then(|| {
+            let style = bar_style("{bar:24} {msg}");
+            ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
+                .with_style(style)
+                .with_position(done)
+        });
+        let (name, unit, total) = ("train".into(), "steps".into(), Some(steps));
+        let now = Instant::now();
+        *self.phase() = Some(Phase { name, total, unit, done, started: now, last_line: now, bar });
+    }
+
+    /// Ends the phase of [`Show::start_training`].
+    pub fn finish_training(&self) {
+        if let Some(bar) = self.phase().take().and_then(|phase| phase.bar) {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Option<Phase>> {
+        // A panic elsewhere must not keep its own message from being shown.
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn line(&self, text: &str, object: impl FnOnce() -> Value) {
+        self.write_line(self.phase().as_ref(), text, object);
+    }
+
+    /// Writes a line to stderr, above the live line if there is one.
+    fn write_line(&self, phase: Option<&Phase>, text: &str, object: impl FnOnce() -> Value) {
+        let write = || {
+            let mut stderr = AutoStream::new(io::stderr(), self.color).lock();
+            // There is nowhere left to report a broken stderr to.
+            let _ = if self.json { writeln!(stderr, "{}", object()) } else { writeln!(stderr, "{text}") };
+        };
+        match phase.and_then(|phase| phase.bar.as_ref()) {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    /// The lines of the configuration that a failure is about.
+    fn snippet(&self, failure: &Failure) -> String {
+        if failure.place().is_none() {
+            return String::new();
+        }
+        let theme = miette::GraphicalTheme::unicode();
+        let handler =
+            miette::GraphicalReportHandler::new_themed(theme).with_context_lines(0).with_links(false);
+        let mut report = String::new();
+        if handler.render_report(&mut report, failure).is_err() {
+            return String::new();
+        }
+        // The first lines repeat the message; the frame with the source begins at its corner.
+        report.find('╭').map(|start| format!("\n  {}", report[start..].trim_end())).unwrap_or_default()
+    }
+}
+
+impl Progress for Show {
+    fn start(&self, phase: &str, total: Option<u64>, unit: &str) {
+        let bar = self.live.then(|| {
+            let rate =
+                if unit == "bytes" { "{bytes}, {bytes_per_sec}" } else { "{human_pos} {msg}, {per_sec}" };
+            let template = match total {
+                Some(_) => format!("{{prefix:10}} {{bar:24}} {rate}, {{eta}} left"),
+                None => format!("{{prefix:10}} {{spinner}} {rate}"),
+            };
+            ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr())
+                .with_style(bar_style(&template))
+                .with_prefix(phase.to_string())
+                .with_message(unit.to_string())
+        });
+        let now = Instant::now();
+        let (name, unit) = (phase.to_string(), unit.to_string());
+        *self.phase() = Some(Phase { name, total, unit, done: 0, started: now, last_line: now, bar });
+    }
+
+    fn advance(&self, amount: u64) {
+        let mut guard = self.phase();
+        let Some(phase) = guard.as_mut() else { return };
+        phase.done += amount;
+        if let Some(bar) = &phase.bar {
+            bar.inc(amount);
+        }
+        if !self.quiet && phase.bar.is_none() && phase.last_line.elapsed() >= PLAIN_INTERVAL {
+            phase.last_line = Instant::now();
+            self.write_line(None, &phase.progress_line(), || phase.to_json("progress"));
+        }
+    }
+
+    fn finish(&self) {
+        let Some(mut phase) = self.phase().take() else { return };
+        if let Some(bar) = phase.bar.take() {
+            bar.finish_and_clear();
+        }
+        if !self.quiet {
+            self.write_line(None, &phase.finish_line(), || phase.to_json("finished"));
+        }
+    }
+}
+
+impl Phase {
+    fn per_s(&self) -> f64 {
+        self.done as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
+    }
+
+    fn rate(&self) -> String {
+        numbers::amount(self.per_s() as u64, &self.unit) + "/s"
+    }
+
+    fn progress_line(&self) -> String {
+        let done = numbers::amount(self.done, &self.unit);
+        let Some(total) = self.total.filter(|&total| total > 0) else {
+            return format!("{}: {done}, {}", self.name, self.rate());
+        };
+        let percent = self.done.min(total) * 100 / total;
+        let left = Duration::from_secs_f64(total.saturating_sub(self.done) as f64 / self.per_s().max(1e-9));
+        let total = numbers::amount(total, &self.unit);
+        format!(
+            "{}: {done} of {total} ({percent} %), {}, {} left",
+            self.name,
+            self.rate(),
+            numbers::time(left)
+        )
+    }
+
+    fn finish_line(&self) -> String {
+        let done = numbers::amount(self.done, &self.unit);
+        format!("{}: {done} in {} ({})", self.name, numbers::time(self.started.elapsed()), self.rate())
+    }
+
+    fn to_json(&self, event: &str) -> Value {
+        json!({
+            "event": event,
+            "phase": self.name,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "seconds": self.started.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+fn bar_style(template: &str) -> ProgressStyle {
+    // A template that does not parse is our own typo; the default still shows progress.
+    ProgressStyle::with_template(template)
+        .map(|style| style.progress_chars("━╸─"))
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+}

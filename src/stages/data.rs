@@ -1,0 +1,59 @@
+//! Preparing a data set, with the tokenizer it was made with beside its shards.
+
+use crate::failure::{Failure, Result};
+use crate::show::Show;
+use crate::show::numbers::{bytes, grouped};
+use ironmill_data::{Inputs, Manifest, PrepareOptions, Split};
+use ironmill_text::{Tokenizer, durable};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// The tokenizer's file in a prepared folder, so that a data set can be read alone.
+pub const TOKENIZER_NAME: &str = "tokenizer.json";
+
+/// A prepared folder.
+pub struct PreparedData {
+    /// What is in it.
+    pub manifest: Manifest,
+    /// Whether it was there already.
+    pub reused: bool,
+}
+
+/// Prepares a data set unless the folder already holds the same one.
+pub fn prepare(
+    inputs: &Inputs,
+    tokenizer: &Tokenizer,
+    dir: &Path,
+    options: &PrepareOptions,
+    show: &Show,
+    stop: &AtomicBool,
+) -> Result<PreparedData> {
+    let prepared = ironmill_data::prepare(inputs, tokenizer, dir, options, show, stop)?;
+    let path = dir.join(TOKENIZER_NAME);
+    durable::write(&path, tokenizer.to_json().as_bytes()).map_err(|error| Failure::write(&path, &error))?;
+    if inputs.ignored_files() > 0 {
+        show.note(&format!("{} files of unknown kinds were passed over", grouped(inputs.ignored_files())));
+    }
+    if prepared.manifest.skipped_documents > 0 {
+        let skipped = grouped(prepared.manifest.skipped_documents);
+        show.warn(&format!("{skipped} documents are not UTF-8 and were left out"));
+    }
+    Ok(PreparedData { manifest: prepared.manifest, reused: prepared.reused })
+}
+
+impl PreparedData {
+    /// One sentence about it.
+    pub fn summary(&self) -> String {
+        let (train, validation) = (self.manifest.split(Split::Train), self.manifest.split(Split::Validation));
+        let tokens = train.tokens + validation.tokens;
+        let raw_bytes = train.raw_bytes + validation.raw_bytes;
+        format!(
+            "{}{} training and {} validation tokens from {} of text ({:.2} bytes a token)",
+            if self.reused { "already prepared; " } else { "" },
+            grouped(train.tokens),
+            grouped(validation.tokens),
+            bytes(raw_bytes),
+            raw_bytes as f64 / tokens.max(1) as f64
+        )
+    }
+}

@@ -1,0 +1,4 @@
+//! The stages of the pipeline, as the commands and the whole run use them.
+
+pub mod data;
+pub mod tokenizer;

@@ -1,0 +1,280 @@
+//! Training a tokenizer: count the documents on all threads, then learn from the counts.
+
+use crate::config::TokenizerTraining;
+use crate::failure::{Code, Failure, Result};
+use crate::show::Show;
+use crate::show::numbers::grouped;
+use ironmill_data::{Document, Inputs};
+use ironmill_text::{
+    BpeOptions, CharCounts, CharOptions, Kind, Pattern, PieceCounts, Progress, Ties, Tokenizer, train_bpe,
+    train_char,
+};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+/// How documents are counted, beside what the tokenizer itself is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counting {
+    /// Every line is counted as a document of its own, as Hugging Face's file reader does.
+    pub by_lines: bool,
+    /// The longest token in bytes.
+    pub max_token_length: Option<usize>,
+}
+
+/// What was learnt, and from what.
+pub struct Trained {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Documents counted.
+    pub documents: u64,
+    /// One sentence about it.
+    pub summary: String,
+}
+
+/// Trains a tokenizer on all documents of the inputs.
+pub fn train(
+    inputs: &Inputs,
+    settings: &TokenizerTraining,
+    counting: Counting,
+    threads: usize,
+    show: &Show,
+) -> Result<Trained> {
+    if settings.kind == "char" {
+        train_chars(inputs, settings, counting, threads, show)
+    } else {
+        train_pairs(inputs, settings, counting, threads, show)
+    }
+}
+
+fn train_pairs(
+    inputs: &Inputs,
+    settings: &TokenizerTraining,
+    counting: Counting,
+    threads: usize,
+    show: &Show,
+) -> Result<Trained> {
+    let pattern: Pattern = settings.pattern.as_deref().unwrap_or("gpt2").parse()?;
+    let options = BpeOptions {
+        vocab_size: to_usize(settings.vocab_size.unwrap_or_default())?,
+        special: settings.special.clone(),
+        ties: ties(settings.ties.as_deref().unwrap_or("hf"))?,
+        min_count: settings.min_count,
+        max_token_length: counting.max_token_length,
+        pattern,
+    };
+    let empty = || PieceCounts::new(&options.pattern, &options.special);
+    let (counts, documents) = count(inputs, counting, threads, show, empty)?;
+    let (tokenizer, report) = train_bpe(&counts, &options, show)?;
+    if report.ended_early {
+        show.warn(&format!(
+            "no pair was left to merge, so the vocabulary has {} tokens instead of {}: give more text for more",
+            grouped(tokenizer.vocab_size() as u64),
+            grouped(options.vocab_size as u64)
+        ));
+    }
+    let summary = format!(
+        "{} tokens by {} merges, learnt from {} distinct pieces of {} in {} documents",
+        grouped(tokenizer.vocab_size() as u64),
+        grouped(report.merges),
+        grouped(report.distinct_pieces),
+        grouped(report.total_pieces),
+        grouped(documents)
+    );
+    Ok(Trained { tokenizer, documents, summary })
+}
+
+fn train_chars(
+    inputs: &Inputs,
+    settings: &TokenizerTraining,
+    counting: Counting,
+    threads: usize,
+    show: &Show,
+) -> Result<Trained> {
+    let options = CharOptions {
+        vocab_size: settings.vocab_size.map(to_usize).transpose()?,
+        special: settings.special.clone(),
+        min_count: settings.min_count,
+    };
+    let (counts, documents) = count(inputs, counting, threads, show, || CharCounts::new(&options.special))?;
+    let (tokenizer, report) = train_char(&counts, &options)?;
+    if report.dropped > 0 {
+        show.warn(&format!(
+            "{} characters are not in the vocabulary, and text that has them cannot be encoded: \
+             raise the vocabulary size or lower the smallest count to keep them",
+            grouped(report.dropped)
+        ));
+    }
+    let summary = format!(
+        "{} tokens for {} characters, found in {} of {} documents",
+        grouped(tokenizer.vocab_size() as u64),
+        grouped(report.kept),
+        grouped(report.total),
+        grouped(documents)
+    );
+    Ok(Trained { tokenizer, documents, summary })
+}
+
+/// The name of a tokenizer's kind, as people type it.
+pub fn kind_name(tokenizer: &Tokenizer) -> &'static str {
+    match tokenizer.kind() {
+        Kind::Bpe => "bpe",
+        Kind::Char => "char",
+    }
+}
+
+fn ties(name: &str) -> Result<Ties> {
+    match name {
+        "hf" => Ok(Ties::Hf),
+        "raw" => Ok(Ties::Raw),
+        "bytes" => Ok(Ties::Bytes),
+        _ => Err(Failure::new(Code::BadConfig, format!("unknown ties \"{name}\": use hf, raw or bytes"))),
+    }
+}
+
+fn to_usize(number: u64) -> Result<usize> {
+    usize::try_from(number).map_err(|_| {
+        Failure::new(Code::BadConfig, format!("a vocabulary of {number} is too large for this machine"))
+    })
+}
+
+/// A table of counts that can be filled in parts.
+trait Counts: Send + Sized {
+    fn add(&mut self, document: &[u8]) -> ironmill_text::Result<()>;
+    fn join(&mut self, other: Self) -> ironmill_text::Result<()>;
+}
+
+impl Counts for PieceCounts {
+    fn add(&mut self, document: &[u8]) -> ironmill_text::Result<()> {
+        self.add_document(document)
+    }
+
+    fn join(&mut self, other: Self) -> ironmill_text::Result<()> {
+        self.merge(other)
+    }
+}
+
+impl Counts for CharCounts {
+    fn add(&mut self, document: &[u8]) -> ironmill_text::Result<()> {
+        self.add_document(document)
+    }
+
+    fn join(&mut self, other: Self) -> ironmill_text::Result<()> {
+        self.merge(other)
+    }
+}
+
+/// Documents go to the counting threads in batches of about this size, so that small ones cost no hand-over each.
+const BATCH_BYTES: usize = 1 << 18;
+
+/// Counts all documents: this thread reads, the others count. Counts are sums, so their number changes nothing.
+fn count<C: Counts>(
+    inputs: &Inputs,
+    counting: Counting,
+    threads: usize,
+    show: &Show,
+    empty: impl Fn() -> ironmill_text::Result<C>,
+) -> Result<(C, u64)> {
+    let mut tables = (0..threads).map(|_| empty()).collect::<ironmill_text::Result<Vec<C>>>()?;
+    let names: Vec<&str> = inputs.names().collect();
+    let has_failed = AtomicBool::new(false);
+    show.start("count", Some(inputs.total_bytes()), "bytes");
+    // Two batches a thread keep everybody busy and bound what is held in memory.
+    let (sender, receiver) = sync_channel(2 * threads);
+    let receiver = Mutex::new(receiver);
+    let (read, counted) = std::thread::scope(|scope| {
+        let (names, has_failed, receiver) = (&names, &has_failed, &receiver);
+        let workers: Vec<_> = tables
+            .iter_mut()
+            .map(|table| {
+                scope.spawn(move || {
+                    let result = count_batches(table, receiver, counting, names);
+                    if result.is_err() {
+                        has_failed.store(true, Ordering::Relaxed);
+                        // Others may wait to hand over a batch; take what they have until they stop.
+                        while next_batch(receiver).is_some() {}
+                    }
+                    result
+                })
+            })
+            .collect();
+        let send = move |batch| !has_failed.load(Ordering::Relaxed) && sender.send(batch).is_ok();
+        // The sender ends with this call, and with it the workers' loops.
+        let read = read_batches(inputs, show, send);
+        let counted: Vec<Result<()>> = workers.into_iter().map(join_worker).collect();
+        (read, counted)
+    });
+    show.finish();
+    counted.into_iter().collect::<Result<()>>()?;
+    let documents = read?;
+    let mut tables = tables.into_iter();
+    let mut total = tables.next().map_or_else(&empty, Ok)?;
+    for table in tables {
+        total.join(table)?;
+    }
+    Ok((total, documents))
+}
+
+/// Reads documents into batches until all are read or `send` refuses one; says how many there were.
+fn read_batches(inputs: &Inputs, show: &Show, mut send: impl FnMut(Vec<Document>) -> bool) -> Result<u64> {
+    let mut documents = inputs.documents();
+    let mut batch = Vec::new();
+    let mut batch_bytes = 0;
+    let mut n_documents = 0;
+    let mut bytes_told = 0;
+    while let Some(document) = documents.next() {
+        let document = document?;
+        n_documents += 1;
+        batch_bytes += document.text.len();
+        batch.push(document);
+        if batch_bytes >= BATCH_BYTES {
+            show.advance(documents.bytes_read() - bytes_told);
+            bytes_told = documents.bytes_read();
+            batch_bytes = 0;
+            if !send(std::mem::take(&mut batch)) {
+                return Ok(n_documents);
+            }
+        }
+    }
+    show.advance(documents.bytes_read() - bytes_told);
+    if documents.skipped() > 0 {
+        show.warn(&format!("{} documents are not UTF-8 and were left out", grouped(documents.skipped())));
+    }
+    send(batch);
+    if n_documents == 0 {
+        // The library words this failure; nothing is visited, because there is nothing.
+        inputs.for_each(|_| Ok(()))?;
+    }
+    Ok(n_documents)
+}
+
+fn count_batches<C: Counts>(
+    table: &mut C,
+    receiver: &Mutex<Receiver<Vec<Document>>>,
+    counting: Counting,
+    names: &[&str],
+) -> Result<()> {
+    while let Some(batch) = next_batch(receiver) {
+        for document in batch {
+            let bytes = document.text.as_bytes();
+            let added = if counting.by_lines {
+                bytes.split_inclusive(|&byte| byte == b'\n').try_for_each(|line| table.add(line))
+            } else {
+                table.add(bytes)
+            };
+            added.map_err(|source| {
+                let file = names.get(document.file_idx).copied().unwrap_or_default().to_string();
+                Failure::from(ironmill_data::Error::Encode { file, position: document.position, source })
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn next_batch(receiver: &Mutex<Receiver<Vec<Document>>>) -> Option<Vec<Document>> {
+    receiver.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+}
+
+fn join_worker(worker: std::thread::ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
+    worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
