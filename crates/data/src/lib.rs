@@ -4,7 +4,8 @@
 //! use std::sync::atomic::AtomicBool;
 //!
 //! use ironmill_data::{
-//!     Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, ngram_yardsticks, prepare, verify,
+//!     BatchMut, Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, ngram_yardsticks,
+//!     prepare, verify,
 //! };
 //! use ironmill_text::{BpeOptions, Pattern, PieceCounts, train_bpe};
 //!
@@ -31,10 +32,11 @@
 //! let dataset = Dataset::open(&out)?;
 //! dataset.check_tokenizer(&tokenizer.hash())?;
 //! let (train, validation) = (dataset.split(Split::Train), dataset.split(Split::Validation));
-//! let loader = Loader::new(train.clone(), Sampler::Shuffled, 1, 64)?;
-//! let (mut inputs, mut targets, mut samples) = (vec![0; 8 * 64], vec![0; 8 * 64], vec![0; 8]);
-//! loader.fill(1_000, 8, &mut inputs, &mut targets, &mut samples)?;
-//! assert_eq!(inputs[1..64], targets[..63]);
+//! let loader = Loader::new(train.clone(), Sampler::Shuffled, 1, 64, 8)?;
+//! let [mut ids, mut targets, mut positions, mut borders] = [0; 4].map(|zero| vec![zero; 8 * 64]);
+//! let (ids, targets, positions, borders) = (&mut ids[..], &mut targets[..], &mut positions[..], &mut borders[..]);
+//! loader.fill(1_000, BatchMut { ids, targets, positions, borders, samples: &mut [0; 8] })?;
+//! assert_eq!(ids[1..64], targets[..63]);
 //!
 //! // What the loss of a model has to beat, in nats a token.
 //! let bar = ngram_yardsticks(train, validation, tokenizer.vocab_size() as u64)?;
@@ -75,7 +77,7 @@ pub use documents::{BadUtf8, Document, Documents, InputOptions, Inputs};
 pub use error::{Class, Error, Result};
 pub use inspect::{Summary, TokenSample, VerifyReport, inspect, verify};
 pub use ironmill_text::{Progress, Silent, durable};
-pub use loader::Loader;
+pub use loader::{BatchMut, IGNORED, Loader};
 pub use manifest::Manifest;
 pub use order::{Order, Sampler};
 pub use prepare::{PrepareOptions, Prepared, prepare};

@@ -4,6 +4,24 @@ use crate::dataset::TokenStream;
 use crate::error::{Error, Result};
 use crate::order::{Order, Sampler};
 
+/// A target that does not exist: nothing follows, or what follows belongs to another document.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Room for the samples of one step. All but `samples` hold `rows × length` numbers.
+#[derive(Debug)]
+pub struct BatchMut<'a> {
+    /// Token ids.
+    pub ids: &'a mut [u32],
+    /// What follows each token, or [`IGNORED`].
+    pub targets: &'a mut [u32],
+    /// The position of each token in its document, as far as the row shows it.
+    pub positions: &'a mut [u32],
+    /// For each token, where in its row its document begins. Tokens of a row with equal borders belong together.
+    pub borders: &'a mut [u32],
+    /// The samples' numbers, one a row, of which the low 32 bits are kept (they key random numbers on the device).
+    pub samples: &'a mut [u32],
+}
+
 /// Fills batches from a token stream.
 ///
 /// Row `i` of a batch is the sample `first_sample + i`, whose tokens depend on nothing else: the same sample has the same
@@ -12,19 +30,30 @@ use crate::order::{Order, Sampler};
 pub struct Loader {
     stream: TokenStream,
     order: Order,
-    context: usize,
+    lengths: Vec<usize>,
+    rows: usize,
 }
 
 impl Loader {
-    /// A loader of samples of `context` tokens; an error if the stream holds no tokens.
-    pub fn new(stream: TokenStream, sampler: Sampler, seed: u64, context: usize) -> Result<Loader> {
+    /// A loader of steps of `rows` samples of at most `context` tokens; an error if the stream holds no tokens.
+    pub fn new(stream: TokenStream, sampler: Sampler, seed: u64, context: usize, rows: usize) -> Result<Loader> {
         let order = Order::new(sampler, seed, stream.tokens(), context as u64)?;
-        Ok(Loader { stream, order, context })
+        Ok(Loader { stream, order, lengths: vec![context], rows })
     }
 
-    /// How many tokens a sample's inputs hold.
-    pub fn context(&self) -> usize {
-        self.context
+    /// Every length that the rows of a step can have, ascending.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// The length of the rows of the step that starts at this sample.
+    pub fn length(&self, _first_sample: u64) -> usize {
+        self.lengths[0]
+    }
+
+    /// Whether a row may hold several documents or padding, so that attention has to heed the borders.
+    pub fn has_borders(&self) -> bool {
+        false
     }
 
     /// Where the samples lie in the stream.
@@ -37,102 +66,41 @@ impl Loader {
         &self.stream
     }
 
-    /// Fills `rows` samples: `rows × context` inputs, the same windows shifted by one as targets, and the
-    /// samples' numbers, of which the low 32 bits are kept (they key random numbers on the device).
-    pub fn fill(
-        &self,
-        first_sample: u64,
-        rows: usize,
-        inputs: &mut [u32],
-        targets: &mut [u32],
-        samples: &mut [u32],
-    ) -> Result<()> {
-        let expected = rows * self.context;
-        for (name, length, expected) in [
-            ("inputs", inputs.len(), expected),
-            ("targets", targets.len(), expected),
-            ("samples", samples.len(), rows),
+    /// Fills the samples of the step that starts at `first_sample`.
+    pub fn fill(&self, first_sample: u64, batch: BatchMut<'_>) -> Result<()> {
+        let length = self.length(first_sample);
+        let expected = self.rows * length;
+        for (name, found, expected) in [
+            ("ids", batch.ids.len(), expected),
+            ("targets", batch.targets.len(), expected),
+            ("positions", batch.positions.len(), expected),
+            ("borders", batch.borders.len(), expected),
+            ("samples", batch.samples.len(), self.rows),
         ] {
-            if length != expected {
-                let advice = format!("{rows} rows of {} tokens need {expected}", self.context);
-                return Err(Error::BadSetting { name, value: format!("of length {length}"), advice });
+            if found != expected {
+                let advice = format!("{} rows of {length} tokens need {expected}", self.rows);
+                return Err(Error::BadSetting { name, value: format!("of length {found}"), advice });
             }
         }
-        let rows = inputs.chunks_exact_mut(self.context).zip(targets.chunks_exact_mut(self.context));
-        for (row, ((inputs, targets), sample)) in rows.zip(samples).enumerate() {
+        batch.borders.fill(0);
+        for (row, sample) in batch.samples.iter_mut().enumerate() {
+            let here = row * length..(row + 1) * length;
             let sample_idx = first_sample.wrapping_add(row as u64);
-            self.fill_row(sample_idx, inputs, targets)?;
+            self.fill_row(sample_idx, &mut batch.ids[here.clone()], &mut batch.targets[here.clone()])?;
+            for (position, slot) in batch.positions[here].iter_mut().enumerate() {
+                *slot = position as u32;
+            }
             *sample = sample_idx as u32;
         }
         Ok(())
     }
 
-    fn fill_row(&self, sample_idx: u64, inputs: &mut [u32], targets: &mut [u32]) -> Result<()> {
+    fn fill_row(&self, sample_idx: u64, ids: &mut [u32], targets: &mut [u32]) -> Result<()> {
         let start = self.order.window(sample_idx);
-        let last = self.context - 1;
-        self.stream.read_wrapped(start, inputs)?;
-        targets[..last].copy_from_slice(&inputs[1..]);
-        self.stream.read_wrapped(start + self.context as u64, &mut targets[last..])
+        let last = ids.len() - 1;
+        self.stream.read_wrapped(start, ids)?;
+        targets[..last].copy_from_slice(&ids[1..]);
+        self.stream.read_wrapped(start + ids.len() as u64, &mut targets[last..])
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const SAMPLERS: [Sampler; 2] = [Sampler::Random, Sampler::Shuffled];
-
-    fn stream(tokens: u32) -> TokenStream {
-        TokenStream::from_tokens((0..tokens).map(|i| i * 3 + 1).collect(), 0)
-    }
-
-    fn batch(loader: &Loader, first: u64, rows: usize) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
-        let length = rows * loader.context();
-        let (mut inputs, mut targets, mut samples) = (vec![0; length], vec![0; length], vec![0; rows]);
-        loader.fill(first, rows, &mut inputs, &mut targets, &mut samples).unwrap();
-        (inputs, targets, samples)
-    }
-
-    #[test]
-    fn batches_equal_a_scalar_oracle_below_at_and_above_the_window() {
-        for sampler in SAMPLERS {
-            for tokens in [1, 2, 7, 8, 9, 10, 16, 17, 100] {
-                let loader = Loader::new(stream(tokens), sampler, 3, 8).unwrap();
-                let order = Order::new(sampler, 3, u64::from(tokens), 8).unwrap();
-                let (inputs, targets, samples) = batch(&loader, 40, 6);
-                for row in 0..6 {
-                    let start = order.window(40 + row as u64);
-                    let token = |i: u64| ((start + i) % u64::from(tokens)) as u32 * 3 + 1;
-                    for i in 0..8 {
-                        assert_eq!(inputs[row * 8 + i], token(i as u64));
-                        assert_eq!(targets[row * 8 + i], token(i as u64 + 1));
-                    }
-                    assert_eq!(samples[row], 40 + row as u32);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn buffers_of_other_lengths_and_empty_streams_are_errors() {
-        let loader = Loader::new(stream(100), Sampler::Random, 3, 8).unwrap();
-        assert!(loader.fill(0, 2, &mut [0; 15], &mut [0; 16], &mut [0; 2]).is_err());
-        assert!(loader.fill(0, 2, &mut [0; 16], &mut [0; 17], &mut [0; 2]).is_err());
-        assert!(loader.fill(0, 2, &mut [0; 16], &mut [0; 16], &mut [0; 1]).is_err());
-        assert!(Loader::new(stream(0), Sampler::Random, 3, 8).is_err());
-        assert!(Loader::new(stream(9), Sampler::Random, 3, 0).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn micro_batches_do_not_change_the_samples(tokens in 1u32..500, context in 1usize..40, first in 0u64..10_000, cut in 0usize..12) {
-            for sampler in SAMPLERS {
-                let loader = Loader::new(stream(tokens), sampler, 5, context).unwrap();
-                let whole = batch(&loader, first, 12);
-                let (a, b) = (batch(&loader, first, cut), batch(&loader, first + cut as u64, 12 - cut));
-                prop_assert_eq!(whole, ([a.0, b.0].concat(), [a.1, b.1].concat(), [a.2, b.2].concat()));
-            }
-        }
-    }
-}

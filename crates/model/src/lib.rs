@@ -23,7 +23,7 @@
 //!
 //! // Count upwards, round and round: after a few steps the model can go on.
 //! let tokens = TokenStream::from_tokens((0..4000).map(|i| i % 8).collect(), 4000);
-//! let loader = Loader::new(tokens, Sampler::Random, 1, 8)?;
+//! let loader = Loader::new(tokens, Sampler::Random, 1, 8, 8)?;
 //! for _ in 0..60 {
 //!     trainer.step(&loader)?;
 //! }

@@ -62,7 +62,7 @@ fn a_step_allocates_nothing_after_the_first() {
     };
     let mut trainer = Trainer::new(Box::new(Cpu::new(2).unwrap()), model, options, &values).unwrap();
     let stream = TokenStream::from_tokens((0..5000).map(|i| i % 101).collect(), 5000);
-    let loader = Loader::new(stream, Sampler::Shuffled, 1, 32).unwrap();
+    let loader = Loader::new(stream, Sampler::Shuffled, 1, 32, 8).unwrap();
     trainer.step(&loader).unwrap();
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     for _ in 0..5 {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ironmill_compute::{AdamW, DType, Device, HostData, IGNORED, TensorType, philox};
-use ironmill_data::Loader;
+use ironmill_data::{BatchMut, Loader};
 use ironmill_graph::{
     Accumulate, Graph, OptimiserState, Passes, ProgramId, Randomness, Runtime, StateId, States, Tensor,
     adamw_update, dry_run,
@@ -53,6 +53,10 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// The weight of each target's loss.
     pub weights: Vec<f32>,
+    /// The position of each token in its document.
+    pub positions: Vec<u32>,
+    /// Where in its row each token's document begins.
+    pub borders: Vec<u32>,
     /// The global index of each sample.
     pub samples: Vec<u32>,
 }
@@ -65,6 +69,8 @@ impl Batch {
             ids: vec![0; tokens],
             targets: vec![0; tokens],
             weights: vec![1.0; tokens],
+            positions: (0..rows).flat_map(|_| 0..context as u32).collect(),
+            borders: vec![0; tokens],
             samples: vec![0; rows],
         }
     }
@@ -249,10 +255,13 @@ impl Trainer {
         let first_sample = self.samples;
         let filled = loader.fill(
             first_sample,
-            self.options.rows,
-            &mut batch.ids,
-            &mut batch.targets,
-            &mut batch.samples,
+            BatchMut {
+                ids: &mut batch.ids,
+                targets: &mut batch.targets,
+                positions: &mut batch.positions,
+                borders: &mut batch.borders,
+                samples: &mut batch.samples,
+            },
         );
         let waited = started.elapsed();
         let outcome = filled.map_err(Error::from).and_then(|()| self.step_on(&batch));

@@ -66,6 +66,7 @@ impl Golden {
             targets: self.u32s(&format!("{prefix}targets"))[take(33)].to_vec(),
             weights: self.f32s(&format!("{prefix}weights"))[take(33)].to_vec(),
             samples: vec![0, 1, 2],
+            ..Batch::new(3, 11)
         }
     }
 }

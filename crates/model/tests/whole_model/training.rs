@@ -19,7 +19,7 @@ fn trainer(threads: usize, options: TrainOptions) -> Trainer {
 
 fn loader(sampler: Sampler) -> Loader {
     let tokens = (0..500u32).map(|i| (i * i + i / 7) % 37).collect();
-    Loader::new(TokenStream::from_tokens(tokens, 500), sampler, 5, 12).unwrap()
+    Loader::new(TokenStream::from_tokens(tokens, 500), sampler, 5, 12, 8).unwrap()
 }
 
 fn losses(trainer: &mut Trainer, loader: &Loader, steps: usize) -> Vec<f64> {
@@ -106,7 +106,7 @@ fn passes_do_not_change_what_is_learnt() {
 #[test]
 fn training_lowers_the_loss_and_evaluation_sees_it() {
     let stream = TokenStream::from_tokens((0..997u32).map(|i| i % 5).collect(), 997);
-    let loader = Loader::new(stream.clone(), Sampler::Shuffled, 5, 12).unwrap();
+    let loader = Loader::new(stream.clone(), Sampler::Shuffled, 5, 12, 8).unwrap();
     let mut trainer = trainer(2, options(8, 8));
     let before = trainer.engine().evaluate(&stream, u64::MAX, 4).unwrap();
     let losses = losses(&mut trainer, &loader, 20);
