@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::pattern::{Pattern, nearest_name};
+
 /// Result of this crate's fallible calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -44,10 +46,10 @@ pub enum Error {
     )]
     Unsupported(String),
     /// A pattern name that is not known and does not look like a regular expression.
-    #[error("unknown pattern `{0}`; use gpt2, cl100k or a regular expression")]
+    #[error("unknown pattern `{0}`; {advice}", advice = pattern_advice(_0))]
     UnknownPattern(String),
     /// A regular expression that does not compile.
-    #[error("the pattern `{pattern}` does not compile: {reason}; correct it, or use gpt2 or cl100k")]
+    #[error("the pattern `{pattern}` does not compile: {reason}; correct it, or use {}", names())]
     BadPattern {
         /// The regular expression.
         pattern: String,
@@ -133,6 +135,15 @@ pub enum Error {
         /// The size of the vocabulary.
         vocab_size: usize,
     },
+}
+
+fn pattern_advice(word: &str) -> String {
+    let guess = nearest_name(word).map(|name| format!("did you mean {name}? ")).unwrap_or_default();
+    format!("{guess}use {} or a regular expression", Pattern::NAMES.join(", "))
+}
+
+fn names() -> String {
+    Pattern::NAMES.join(", ")
 }
 
 impl Error {

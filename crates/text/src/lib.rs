@@ -48,6 +48,7 @@ mod error;
 mod pattern;
 mod progress;
 mod special;
+mod splitter;
 mod tokenizer;
 
 pub use bpe::train::{BpeOptions, Ties, TrainReport, train_bpe};

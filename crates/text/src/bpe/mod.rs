@@ -7,8 +7,9 @@ mod vocabulary;
 
 use hashbrown::HashMap;
 
-use crate::pattern::{Pattern, Splitter};
+use crate::pattern::Pattern;
 use crate::special::Specials;
+use crate::splitter::Splitter;
 use crate::{Error, Result};
 use merge::MergeTable;
 
