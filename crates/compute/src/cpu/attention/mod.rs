@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Queries of a block.
-const BLOCK: usize = 64;
+const BLOCK: usize = 32;
 
 /// The sizes of one attention.
 #[derive(Clone, Copy)]
