@@ -116,12 +116,25 @@ pub enum Error {
     /// A character that the vocabulary does not have.
     #[error(
         "character {character:?} (U+{code:04X}) at byte {offset} is not in the vocabulary; \
-         train the char tokenizer on text that has it, or use a bpe tokenizer",
+         train the char tokenizer on text that has it, give it the special token <|unknown|>, \
+         or use a bpe tokenizer",
         code = u32::from(*character)
     )]
     UnknownCharacter {
         /// The character.
         character: char,
+        /// Where it is in the text.
+        offset: usize,
+    },
+    /// A word that the vocabulary does not have.
+    #[error(
+        "the word {word:?} at byte {offset} is not in the vocabulary; \
+         train the word tokenizer on text that has it, give it the special token <|unknown|>, \
+         or use a bpe tokenizer"
+    )]
+    UnknownWord {
+        /// The word, cut short if it is long.
+        word: String,
         /// Where it is in the text.
         offset: usize,
     },

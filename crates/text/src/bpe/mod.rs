@@ -54,6 +54,14 @@ impl Bpe {
         Ok(Self { splitter, specials, tokens, merges, table, whole_pieces, ignore_merges })
     }
 
+    pub(crate) fn pattern(&self) -> &Pattern {
+        self.splitter.pattern()
+    }
+
+    pub(crate) fn n_merges(&self) -> usize {
+        self.merges.len()
+    }
+
     pub(crate) fn specials(&self) -> &Specials {
         &self.specials
     }
