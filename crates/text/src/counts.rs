@@ -1,4 +1,4 @@
-//! How often each distinct piece occurs in a corpus: all that BPE training needs to know of it.
+//! How often each distinct piece occurs in a corpus: all that BPE and word training need to know of it.
 
 use hashbrown::HashMap;
 
