@@ -55,6 +55,10 @@ pub enum Code {
     Stopped = 75,
     /// The configuration is wrong.
     BadConfig = 78,
+    /// The loss or a gradient is no number any more.
+    Diverged = 80,
+    /// The memory does not suffice.
+    OutOfMemory = 81,
 }
 
 impl Failure {
@@ -154,6 +158,49 @@ impl From<ironmill_data::Error> for Failure {
     }
 }
 
+impl From<ironmill_model::Error> for Failure {
+    fn from(error: ironmill_model::Error) -> Failure {
+        use ironmill_model::Error;
+        let code = match error {
+            Error::Data(error) => return error.into(),
+            Error::Graph(error) => return error.into(),
+            Error::Model { .. } | Error::Setting { .. } => Code::BadConfig,
+            Error::Damaged { .. } | Error::NotAModel { .. } | Error::OtherShape { .. } | Error::Prompt(_) => {
+                Code::BadData
+            }
+            Error::Diverged { .. } => Code::Diverged,
+            Error::Io { ref source, .. } if source.kind() == io::ErrorKind::NotFound => Code::NoInput,
+            Error::Io { .. } => Code::Io,
+        };
+        Failure::new(code, error.to_string())
+    }
+}
+
+impl From<ironmill_graph::Error> for Failure {
+    fn from(error: ironmill_graph::Error) -> Failure {
+        match error {
+            ironmill_graph::Error::Compute(error) => error.into(),
+            // Programs are built by our own models, so what cannot be built is our mistake.
+            error => Failure::new(Code::OurBug, error.to_string()),
+        }
+    }
+}
+
+impl From<ironmill_compute::Error> for Failure {
+    fn from(error: ironmill_compute::Error) -> Failure {
+        use ironmill_compute::Error;
+        let code = match error {
+            Error::OutOfMemory { .. } => Code::OutOfMemory,
+            Error::Unsupported { .. } => Code::NoDevice,
+            Error::IndexOutOfRange { .. } => Code::BadData,
+            Error::Shape { .. } => Code::BadConfig,
+            Error::Threads(_) => Code::Failed,
+            Error::Binding { .. } => Code::OurBug,
+        };
+        Failure::new(code, error.to_string())
+    }
+}
+
 impl From<ironmill_text::Error> for Failure {
     fn from(error: ironmill_text::Error) -> Failure {
         Failure::new(text_code(&error), error.to_string())
@@ -176,13 +223,9 @@ fn text_code(error: &ironmill_text::Error) -> Code {
         | Error::VocabularyTooSmall { .. }
         | Error::VocabularyTooLarge(_)
         | Error::CountsDiffer { .. } => Code::BadConfig,
-        Error::Format(_)
-        | Error::Unsupported(_)
-        | Error::PatternFailed { .. }
-        | Error::InvalidUtf8 { .. }
-        | Error::UnknownCharacter { .. }
-        | Error::UnknownId { .. } => Code::BadData,
         Error::CountOverflow(_) => Code::Failed,
+        // What remains is about content: a tokenizer file, a text or an id that is not what it should be.
+        _ => Code::BadData,
     }
 }
 

@@ -10,10 +10,13 @@ pub use training::StepLine;
 
 use crate::failure::{Code, Failure, Result};
 use anstream::{AutoStream, ColorChoice};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use ironmill_text::Progress;
 use serde_json::{Value, json};
+use std::fmt;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +31,7 @@ pub struct Show {
     color: ColorChoice,
     live: bool,
     phase: Mutex<Option<Phase>>,
+    log: Mutex<Option<File>>,
 }
 
 /// What the global flags say about output.
@@ -64,7 +68,16 @@ impl Show {
             color: if style.no_color { ColorChoice::Never } else { ColorChoice::Auto },
             live: !style.json && !style.quiet && !is_dumb && io::stderr().is_terminal(),
             phase: Mutex::new(None),
+            log: Mutex::new(None),
         }
+    }
+
+    /// From now on, appends what is told on stderr to a file too.
+    pub fn log_to(&self, path: &Path) -> Result<()> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = file.map_err(|error| Failure::write(path, &error))?;
+        *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        Ok(())
     }
 
     /// Whether results are wanted as JSON.
@@ -99,6 +112,17 @@ impl Show {
         if self.verbose {
             self.note(text);
         }
+    }
+
+    /// A text that the model wrote on the way.
+    pub fn sample(&self, step: u64, prompt: &str, completion: &str) {
+        if self.quiet {
+            return;
+        }
+        let text = format!("sample at step {}:\n{prompt}{completion}\n", numbers::grouped(step));
+        let text = text.replace('\n', "\n    ");
+        let object = || json!({"event": "sample", "step": step, "prompt": prompt, "completion": completion});
+        self.line(text.trim_end(), object);
     }
 
     /// Something that may be wrong.
@@ -175,6 +199,10 @@ impl Show {
             // There is nowhere left to report a broken stderr to.
             let _ = if self.json { writeln!(stderr, "{}", object()) } else { writeln!(stderr, "{text}") };
         };
+        if let Some(log) = self.log.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            // The log repeats what stderr has shown; a full disk will be told by what matters more.
+            let _ = writeln!(log, "{}", anstream::adapter::strip_str(text));
+        }
         match phase.and_then(|phase| phase.bar.as_ref()) {
             Some(bar) => bar.suspend(write),
             None => write(),
@@ -188,29 +216,36 @@ impl Show {
         }
         let theme = miette::GraphicalTheme::unicode();
         let handler =
-            miette::GraphicalReportHandler::new_themed(theme).with_context_lines(0).with_links(false);
+            miette::GraphicalReportHandler::new_themed(theme).with_context_lines(1).with_links(false);
         let mut report = String::new();
         if handler.render_report(&mut report, failure).is_err() {
             return String::new();
         }
         // The first lines repeat the message; the frame with the source begins at its corner.
-        report.find('╭').map(|start| format!("\n  {}", report[start..].trim_end())).unwrap_or_default()
+        let frame: Vec<&str> = report.trim_end().lines().skip_while(|line| !line.contains('╭')).collect();
+        frame.iter().map(|line| format!("\n{line}")).collect()
     }
 }
 
 impl Progress for Show {
     fn start(&self, phase: &str, total: Option<u64>, unit: &str) {
         let bar = self.live.then(|| {
-            let rate =
-                if unit == "bytes" { "{bytes}, {bytes_per_sec}" } else { "{human_pos} {msg}, {per_sec}" };
             let template = match total {
-                Some(_) => format!("{{prefix:10}} {{bar:24}} {rate}, {{eta}} left"),
-                None => format!("{{prefix:10}} {{spinner}} {rate}"),
+                Some(_) => "{prefix:10} {bar:24} {done}, {rate}, {eta} left",
+                None => "{prefix:10} {spinner} {done}, {rate}",
             };
+            let (done_unit, rate_unit) = (unit.to_string(), unit.to_string());
+            let style = bar_style(template)
+                .with_key("done", move |state: &ProgressState, out: &mut dyn fmt::Write| {
+                    // A bar that cannot be drawn is no reason to stop the work.
+                    let _ = write!(out, "{}", numbers::amount(state.pos(), &done_unit));
+                })
+                .with_key("rate", move |state: &ProgressState, out: &mut dyn fmt::Write| {
+                    let _ = write!(out, "{}/s", numbers::amount(state.per_sec() as u64, &rate_unit));
+                });
             ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr())
-                .with_style(bar_style(&template))
+                .with_style(style)
                 .with_prefix(phase.to_string())
-                .with_message(unit.to_string())
         });
         let now = Instant::now();
         let (name, unit) = (phase.to_string(), unit.to_string());

@@ -2,7 +2,7 @@
 
 use super::{Context, parse_count};
 use crate::failure::{Code, Failure, Result};
-use crate::show::numbers::{bytes, grouped};
+use crate::show::numbers::{bytes, counted, grouped};
 use crate::signals;
 use crate::stages::data::{PreparedData, TOKENIZER_NAME, prepare};
 use clap::ValueEnum;
@@ -161,13 +161,13 @@ fn split_counts(prepared: &PreparedData, split: Split) -> serde_json::Value {
 fn run_verify(context: &Context, args: &VerifyArgs) -> Result<()> {
     let report = verify(&args.dir, &context.show)?;
     let text = format!(
-        "{}: all right; {} shards, {} blocks, {}, {} tokens in {} documents",
+        "{}: all right; {}, {}, {}, {} tokens in {}",
         args.dir.display(),
-        grouped(report.shards),
-        grouped(report.blocks),
+        counted(report.shards, "shard"),
+        counted(report.blocks, "block"),
         bytes(report.bytes),
         grouped(report.tokens),
-        grouped(report.documents)
+        counted(report.documents, "document")
     );
     let object = json!({
         "dir": args.dir,
@@ -241,12 +241,12 @@ fn describe(args: &InspectArgs, summary: &Summary, samples: &[serde_json::Value]
         let record = manifest.split(split);
         let per_token = record.raw_bytes as f64 / record.tokens.max(1) as f64;
         text += &format!(
-            "{:10}  {} tokens, {} documents, {} of text ({per_token:.2} bytes a token), {} shards\n",
+            "{:10}  {} tokens, {}, {} of text ({per_token:.2} bytes a token), {}\n",
             split.name(),
             grouped(record.tokens),
-            grouped(record.documents),
+            counted(record.documents, "document"),
             bytes(record.raw_bytes),
-            record.shards.len()
+            counted(record.shards.len() as u64, "shard")
         );
     }
     let names: Vec<&str> = manifest.inputs.iter().map(|input| input.name.as_str()).collect();

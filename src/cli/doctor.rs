@@ -3,6 +3,8 @@
 use super::Context;
 use crate::failure::Result;
 use crate::show::numbers::bytes;
+use crate::stages::model::device;
+use ironmill_compute::{DType, Device, HostData, Kernel, Launch, Op, TensorType, View};
 use serde_json::json;
 use std::hint::black_box;
 use std::time::Instant;
@@ -21,7 +23,9 @@ pub fn run(context: &Context, _args: &Args) -> Result<()> {
     context.refuse_overrides("doctor")?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let memory = memory_bytes();
-    let features = cpu_features();
+    let mut cpu = device("cpu", context.threads)?;
+    let described = cpu.describe();
+    let flops_per_s = measure_products(cpu.as_mut())?;
     let copy_bytes_per_s = measure_copy(context.threads);
     let version = env!("CARGO_PKG_VERSION");
     let platform = format!("{} on {}", std::env::consts::ARCH, std::env::consts::OS);
@@ -30,17 +34,14 @@ pub fn run(context: &Context, _args: &Args) -> Result<()> {
     let text = format!(
         "ironmill   {version} ({build})\n\
          machine    {platform}, {cores} cores, {} of memory\n\
-         processor  {}\n\
-         threads    {}\n\
-         memory     {}/s copied by {} threads, measured now\n\
-         devices    cpu, reference; CUDA is not available in this version\n",
+         devices    {described}\n\
+         {:10} reference: textbook loops, for checking\n\
+         {:10} CUDA is not available in this version\n\
+         measured   {:.1} GFLOP/s in fp32 products, {}/s copied, by {} threads\n",
         memory.map_or("unknown size".into(), bytes),
-        if features.is_empty() {
-            "no vector extensions that this program uses".into()
-        } else {
-            features.join(", ")
-        },
-        context.threads,
+        "",
+        "",
+        flops_per_s / 1e9,
         bytes(copy_bytes_per_s as u64),
         context.threads,
     );
@@ -52,7 +53,8 @@ pub fn run(context: &Context, _args: &Args) -> Result<()> {
         "cores": cores,
         "threads": context.threads,
         "memory_bytes": memory,
-        "cpu_features": features,
+        "cpu": described,
+        "flops_per_s": flops_per_s,
         "copy_bytes_per_s": copy_bytes_per_s,
         "devices": ["cpu", "reference"],
     });
@@ -70,23 +72,29 @@ fn memory_bytes() -> Option<u64> {
     None
 }
 
-/// The vector extensions that the CPU backend can choose between.
-#[cfg(target_arch = "x86_64")]
-fn cpu_features() -> Vec<&'static str> {
-    [
-        ("AVX2", std::is_x86_feature_detected!("avx2")),
-        ("FMA", std::is_x86_feature_detected!("fma")),
-        ("AVX-512", std::is_x86_feature_detected!("avx512f")),
-        ("AVX-512-BF16", std::is_x86_feature_detected!("avx512bf16")),
-    ]
-    .into_iter()
-    .filter_map(|(name, is_there)| is_there.then_some(name))
-    .collect()
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn cpu_features() -> Vec<&'static str> {
-    Vec::new()
+/// Floating-point operations a second of the device's matrix product, the best of a few.
+fn measure_products(device: &mut dyn Device) -> Result<f64> {
+    // As large as the products of a small model, and long enough to fill every thread.
+    const SIZE: usize = 768;
+    const ROUNDS: usize = 10;
+    let of = TensorType::new(&[SIZE, SIZE], DType::F32);
+    let mut place = || -> Result<View> {
+        let buffer = device.allocate(SIZE * SIZE * device.element_bytes(DType::F32))?;
+        let view = View { buffer, offset_bytes: 0, of };
+        device.upload(&view, HostData::F32(&vec![0.5; SIZE * SIZE]))?;
+        Ok(view)
+    };
+    let (x, w, y) = (place()?, place()?, place()?);
+    let product =
+        Launch { kernel: Kernel::Op(Op::Linear { bias: false }), inputs: vec![x, w], outputs: vec![y] };
+    let sequence = device.bind(&[product])?;
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let started = Instant::now();
+        device.run(sequence)?;
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    Ok(2.0 * (SIZE as f64).powi(3) / best.max(1e-9))
 }
 
 /// Bytes read and written a second when every thread copies from one large buffer to another.

@@ -3,8 +3,11 @@
 mod config;
 mod data;
 mod doctor;
+mod eval;
 mod overrides;
+mod sample;
 mod tokenizer;
+mod train;
 
 use crate::config::Override;
 use crate::failure::{Code, Failure, Result};
@@ -20,9 +23,9 @@ use std::process::ExitCode;
 #[command(name = "ironmill", version, about, long_about = None, max_term_width = 110, subcommand_required = true)]
 #[command(after_help = "\
 Examples:
-  ironmill tokenizer train texts/ --vocab-size 8192 --out tokenizer.json
-  ironmill data prepare texts/ --tokenizer tokenizer.json --out data
-  ironmill doctor
+  ironmill run examples/quickstart.toml
+  ironmill run examples/quickstart.toml --data.input my.txt --out runs/mine
+  ironmill sample runs/quickstart --prompt 'Once there was'
 
 Exit codes: 0 done; 1 failed; 2 usage; 65 bad data; 66 no input; 69 device missing; 70 our bug;
 73 cannot write; 74 I/O; 75 stopped by a signal, can be resumed; 78 bad configuration; 80 diverged;
@@ -55,12 +58,20 @@ struct Global {
 
 #[derive(Subcommand)]
 enum Command {
+    /// The whole pipeline of a configuration: tokenizer, data, training, sampling
+    Run(train::RunArgs),
     /// Train a tokenizer, encode and decode
     #[command(subcommand)]
     Tokenizer(tokenizer::Command),
     /// Prepare token shards, verify them, look inside
     #[command(subcommand)]
     Data(data::Command),
+    /// Train a model on prepared data, or go on with a run
+    Train(train::TrainArgs),
+    /// Loss, perplexity and bits per byte of a model
+    Eval(eval::Args),
+    /// Text from a model
+    Sample(sample::Args),
     /// What a configuration comes to
     #[command(subcommand)]
     Config(config::Command),
@@ -128,8 +139,12 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
 /// Runs a command; a panic in it is our bug, and says so.
 fn run(context: &Context, command: Command) -> ExitCode {
     let result = without_panic(|| match command {
+        Command::Run(args) => train::run(context, &args),
         Command::Tokenizer(command) => tokenizer::run(context, command),
         Command::Data(command) => data::run(context, command),
+        Command::Train(args) => train::run_train(context, &args),
+        Command::Eval(args) => eval::run(context, &args),
+        Command::Sample(args) => sample::run(context, &args),
         Command::Config(command) => config::run(context, command),
         Command::Doctor(args) => doctor::run(context, &args),
     });

@@ -9,6 +9,7 @@ use ironmill_text::{Tokenizer, durable};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 /// The commands on tokenizers.
 #[derive(clap::Subcommand)]
@@ -162,8 +163,11 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
     };
     check_can_write(&args.out)?;
     let inputs = args.reading.find(&args.inputs)?;
-    let counting = Counting { by_lines: args.lines, max_token_length: args.max_token_length };
-    let trained = train(&inputs, &settings, counting, context.threads, &context.show)?;
+    let counting =
+        Counting { by_lines: args.lines, max_token_length: args.max_token_length, threads: context.threads };
+    // There is nothing to save half-way, so a signal ends the program in the system's own way.
+    let never = AtomicBool::new(false);
+    let trained = train(&inputs, &settings, counting, &context.show, &never)?;
     trained.tokenizer.save(&args.out)?;
     let object = json!({
         "file": args.out,

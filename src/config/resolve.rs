@@ -181,13 +181,13 @@ fn resolve_train(mut section: Section<'_>, model: &ModelConfig) -> Result<TrainC
         beta1: section.number("beta1", 0.9),
         beta2: section.number("beta2", 0.95),
         grad_clip: section.number("grad_clip", 1.0),
-        precision: section.text("precision", "auto"),
+        precision: settle(section.text("precision", "auto"), "fp32"),
         eval_every: section.cadence("eval_every", Cadence::Steps(100)),
         eval_tokens: section.count("eval_tokens", 65_536u64),
         sample_every: section.cadence("sample_every", Cadence::Steps(250)),
         checkpoint_every: section.cadence("checkpoint_every", Cadence::Steps(250)),
         keep_last: section.count("keep_last", 2u64),
-        device: section.text("device", "auto"),
+        device: settle(section.text("device", "auto"), "cpu"),
     };
     check_train(&train)?;
     Ok(train)
@@ -228,6 +228,11 @@ fn resolve_sample(mut section: Section<'_>, seed: u64) -> Result<SampleConfig> {
     within("sample.temperature", sample.temperature, 0.0, 100.0)?;
     within("sample.top_p", sample.top_p, f64::MIN_POSITIVE, 1.0)?;
     Ok(sample)
+}
+
+/// What "auto" comes to in this version.
+fn settle(value: String, auto: &str) -> String {
+    if value == "auto" { auto.into() } else { value }
 }
 
 fn bad(message: impl Into<String>) -> Failure {

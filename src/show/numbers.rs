@@ -15,6 +15,11 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
+/// A count of things: `1 shard`, `2 shards`.
+pub fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
 /// A size in bytes: `1.5 MB`.
 pub fn bytes(number: u64) -> String {
     let mut value = number as f64;
@@ -53,6 +58,7 @@ mod tests {
 
     #[test]
     fn numbers_read_as_people_write_them() {
+        assert_eq!((counted(1, "shard"), counted(1200, "shard")), ("1 shard".into(), "1,200 shards".into()));
         for (number, expected) in [(0, "0"), (999, "999"), (1240, "1,240"), (12_345_678, "12,345,678")] {
             assert_eq!(grouped(number), expected);
         }

@@ -6,7 +6,7 @@ use crate::show::Show;
 use crate::show::numbers::grouped;
 use ironmill_data::{Document, Inputs};
 use ironmill_text::{
-    BpeOptions, CharCounts, CharOptions, Kind, Pattern, PieceCounts, Progress, Ties, Tokenizer, train_bpe,
+    BpeOptions, CharCounts, CharOptions, Pattern, PieceCounts, Progress, Ties, Tokenizer, train_bpe,
     train_char,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,14 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
 /// How documents are counted, beside what the tokenizer itself is.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Counting {
     /// Every line is counted as a document of its own, as Hugging Face's file reader does.
     pub by_lines: bool,
     /// The longest token in bytes.
     pub max_token_length: Option<usize>,
+    /// How many threads count.
+    pub threads: usize,
 }
 
 /// What was learnt, and from what.
@@ -32,18 +34,18 @@ pub struct Trained {
     pub summary: String,
 }
 
-/// Trains a tokenizer on all documents of the inputs.
+/// Trains a tokenizer on all documents of the inputs. Setting `stop` ends the counting soon.
 pub fn train(
     inputs: &Inputs,
     settings: &TokenizerTraining,
     counting: Counting,
-    threads: usize,
     show: &Show,
+    stop: &AtomicBool,
 ) -> Result<Trained> {
     if settings.kind == "char" {
-        train_chars(inputs, settings, counting, threads, show)
+        train_chars(inputs, settings, counting, show, stop)
     } else {
-        train_pairs(inputs, settings, counting, threads, show)
+        train_pairs(inputs, settings, counting, show, stop)
     }
 }
 
@@ -51,8 +53,8 @@ fn train_pairs(
     inputs: &Inputs,
     settings: &TokenizerTraining,
     counting: Counting,
-    threads: usize,
     show: &Show,
+    stop: &AtomicBool,
 ) -> Result<Trained> {
     let pattern: Pattern = settings.pattern.as_deref().unwrap_or("gpt2").parse()?;
     let options = BpeOptions {
@@ -64,7 +66,7 @@ fn train_pairs(
         pattern,
     };
     let empty = || PieceCounts::new(&options.pattern, &options.special);
-    let (counts, documents) = count(inputs, counting, threads, show, empty)?;
+    let (counts, documents) = count(inputs, counting, show, stop, empty)?;
     let (tokenizer, report) = train_bpe(&counts, &options, show)?;
     if report.ended_early {
         show.warn(&format!(
@@ -88,15 +90,15 @@ fn train_chars(
     inputs: &Inputs,
     settings: &TokenizerTraining,
     counting: Counting,
-    threads: usize,
     show: &Show,
+    stop: &AtomicBool,
 ) -> Result<Trained> {
     let options = CharOptions {
         vocab_size: settings.vocab_size.map(to_usize).transpose()?,
         special: settings.special.clone(),
         min_count: settings.min_count,
     };
-    let (counts, documents) = count(inputs, counting, threads, show, || CharCounts::new(&options.special))?;
+    let (counts, documents) = count(inputs, counting, show, stop, || CharCounts::new(&options.special))?;
     let (tokenizer, report) = train_char(&counts, &options)?;
     if report.dropped > 0 {
         show.warn(&format!(
@@ -116,11 +118,8 @@ fn train_chars(
 }
 
 /// The name of a tokenizer's kind, as people type it.
-pub fn kind_name(tokenizer: &Tokenizer) -> &'static str {
-    match tokenizer.kind() {
-        Kind::Bpe => "bpe",
-        Kind::Char => "char",
-    }
+pub fn kind_name(tokenizer: &Tokenizer) -> String {
+    format!("{:?}", tokenizer.kind()).to_lowercase()
 }
 
 fn ties(name: &str) -> Result<Ties> {
@@ -171,10 +170,11 @@ const BATCH_BYTES: usize = 1 << 18;
 fn count<C: Counts>(
     inputs: &Inputs,
     counting: Counting,
-    threads: usize,
     show: &Show,
+    stop: &AtomicBool,
     empty: impl Fn() -> ironmill_text::Result<C>,
 ) -> Result<(C, u64)> {
+    let threads = counting.threads;
     let mut tables = (0..threads).map(|_| empty()).collect::<ironmill_text::Result<Vec<C>>>()?;
     let names: Vec<&str> = inputs.names().collect();
     let has_failed = AtomicBool::new(false);
@@ -200,7 +200,7 @@ fn count<C: Counts>(
             .collect();
         let send = move |batch| !has_failed.load(Ordering::Relaxed) && sender.send(batch).is_ok();
         // The sender ends with this call, and with it the workers' loops.
-        let read = read_batches(inputs, show, send);
+        let read = read_batches(inputs, show, stop, send);
         let counted: Vec<Result<()>> = workers.into_iter().map(join_worker).collect();
         (read, counted)
     });
@@ -224,6 +224,9 @@ fn read_batches(inputs: &Inputs, show: &Show, mut send: impl FnMut(Vec<Document>
     let mut bytes_told = 0;
     while let Some(document) = documents.next() {
         let document = document?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(ironmill_data::Error::Stopped.into());
+        }
         n_documents += 1;
         batch_bytes += document.text.len();
         batch.push(document);

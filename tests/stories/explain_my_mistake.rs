@@ -195,3 +195,112 @@ fn an_error_is_a_json_line_with_json() {
     assert_eq!(object["event"], "error");
     assert_eq!(object["exit_code"], 66);
 }
+
+#[test]
+fn a_run_without_input_says_where_to_name_it() {
+    let desk = Desk::new();
+    desk.write("c.toml", "[train]\nsteps = 1\n");
+    desk.fails(78, &["run", "c.toml"], &["data.input is missing", "builtin:stories"]);
+    desk.fails(66, &["run", "c.toml", "--data.input", "nowhere.txt"], &["nowhere.txt"]);
+}
+
+#[test]
+fn training_without_prepared_data_says_what_to_run() {
+    let desk = Desk::with_config();
+    desk.fails(66, &["train", "tiny.toml", "--out", "run"], &["ironmill run", "data prepare"]);
+    assert!(!desk.path("run").exists());
+}
+
+#[test]
+fn a_run_of_another_shape_is_refused_by_key() {
+    let desk = Desk::with_run();
+    let run = ["run", "tiny.toml", "--out", "run"];
+    desk.fails(78, &with(&run, &["--model.layers", "3"]), &["model.layers 2 → 3", "another --out"]);
+    desk.fails(78, &with(&run, &["--seed", "6"]), &["seed 5 → 6"]);
+    desk.fails(73, &with(&run, &["--fresh"]), &["already holds a run", "--fresh"]);
+    // The refusals have changed nothing.
+    desk.ok(&with(&run, &["--quiet"]));
+}
+
+#[test]
+fn a_checkpoint_of_another_shape_is_refused_with_both_sizes() {
+    let desk = Desk::with_run();
+    let train = [
+        "train",
+        "tiny.toml",
+        "--data.input",
+        "run/data",
+        "--out",
+        "new",
+        "--init-from",
+        "run/checkpoints/step-00000020",
+        "--model.layers",
+        "3",
+    ];
+    desk.fails(65, &train, &["2 layers", "3 layers", "[model]"]);
+}
+
+#[test]
+fn a_tokenizer_that_does_not_fit_the_data_is_refused() {
+    let desk = Desk::with_data();
+    desk.ok(&with(&TRAIN, &["builtin:stories:60KB", "--out", "other.json", "--quiet"]));
+    desk.write("c.toml", "[data]\ninput = \"data\"\n[tokenizer]\nfile = \"other.json\"\n");
+    desk.fails(
+        65,
+        &["train", "c.toml"],
+        &["other.json", "300 tokens", "400 tokens", "prepare the data again"],
+    );
+}
+
+#[test]
+fn a_damaged_shard_stops_training() {
+    let desk = Desk::with_run();
+    std::fs::remove_dir_all(desk.path("run/checkpoints")).unwrap();
+    let shard = std::fs::read_dir(desk.path("run/data"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .find(|name| name.contains("train"))
+        .unwrap();
+    let name = format!("run/data/{shard}");
+    let mut bytes = desk.read(&name);
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    desk.write(&name, bytes);
+    desk.fails(65, &["train", "tiny.toml", "--out", "run"], &[&shard, "damaged", "prepare the data again"]);
+}
+
+#[test]
+fn a_folder_that_is_no_model_is_refused() {
+    let desk = Desk::new();
+    desk.write("folder/readme.txt", "nothing here");
+    desk.fails(66, &["sample", "nowhere", "--prompt", "x"], &["nowhere", "run folder"]);
+    desk.fails(
+        65,
+        &["sample", "folder", "--prompt", "x", "--tokenizer", "t.json"],
+        &["folder", "config.json"],
+    );
+}
+
+#[test]
+fn a_rate_that_diverges_ends_with_its_own_code() {
+    let desk = Desk::with_config();
+    let run = [
+        "run",
+        "tiny.toml",
+        "--out",
+        "run",
+        "--train.learning-rate",
+        "100",
+        "--train.grad-clip",
+        "0",
+        "--train.warmup",
+        "0",
+        "--train.weight-decay",
+        "100",
+        "--train.steps",
+        "200",
+    ];
+    let outcome = desk.run(&run);
+    assert_eq!(outcome.code, 80, "{outcome:?}");
+    assert!(outcome.stderr.contains("learning_rate"), "{}", outcome.stderr);
+}

@@ -3,7 +3,41 @@
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+
+/// A whole pipeline in about a second.
+const TINY: &str = r#"
+seed = 5
+
+[tokenizer]
+vocab_size = 300
+
+[data]
+input = "builtin:stories:40KB"
+validation = 0.1
+
+[model]
+layers = 2
+heads = 2
+width = 16
+context = 16
+dropout = 0.1
+
+[train]
+steps = 20
+batch_tokens = 128
+micro_batch = 4
+learning_rate = 1e-2
+warmup = 2
+eval_every = 10
+eval_tokens = 512
+sample_every = 10
+checkpoint_every = 7
+
+[sample]
+prompts = ["Once there was"]
+max_tokens = 20
+"#;
 
 /// A folder that is removed at the end, and the program in it.
 pub struct Desk {
@@ -59,6 +93,20 @@ impl Desk {
         desk
     }
 
+    /// A desk with a configuration `tiny.toml` whose run takes a second.
+    pub fn with_config() -> Desk {
+        let desk = Desk::new();
+        desk.write("tiny.toml", TINY);
+        desk
+    }
+
+    /// A desk with a finished run of `tiny.toml` in `run`.
+    pub fn with_run() -> Desk {
+        let desk = Desk::with_config();
+        desk.ok(&["run", "tiny.toml", "--out", "run", "--quiet"]);
+        desk
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -78,18 +126,26 @@ impl Desk {
         self.run_with_input(arguments, b"")
     }
 
-    /// Runs the program with something on stdin.
-    pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Outcome {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ironmill"))
+    /// Starts the program and lets it run.
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ironmill"));
+        command
             .args(arguments)
             .current_dir(self.folder.path())
             .env("NO_COLOR", "1")
             .env_remove("RUST_BACKTRACE")
-            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs the program with something on stdin.
+    pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Outcome {
+        let mut child = self.command(arguments).stdin(Stdio::piped()).spawn().unwrap();
         // The program may end without reading; that is its business.
         let _ = child.stdin.take().unwrap().write_all(input);
         let output = child.wait_with_output().unwrap();

@@ -1,0 +1,97 @@
+//! `ironmill eval`: how well a model predicts a prepared data set.
+
+use super::{Context, parse_count};
+use crate::failure::{Code, Failure, Result};
+use crate::show::numbers::grouped;
+use crate::stages::corpus::check_match;
+use crate::stages::model;
+use clap::ValueEnum;
+use ironmill_data::{Dataset, Split};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// The flags of `eval`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  ironmill eval runs/quickstart
+  ironmill eval runs/quickstart/checkpoints/step-00000500 --tokens 1M
+  ironmill eval gpt2-folder --data data --split train")]
+pub struct Args {
+    /// A run folder, a checkpoint or a Hugging Face folder
+    #[arg(value_name = "RUN|MODEL")]
+    model: PathBuf,
+    /// A prepared folder [default: the run's]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Which tokens to predict
+    #[arg(long, value_enum, default_value = "validation")]
+    split: SplitName,
+    /// The most tokens to predict [default: all]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    tokens: Option<u64>,
+    /// Sequences that go through the model at once
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    rows: u16,
+    /// The tokenizer [default: the model's]
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Where to run: auto, cpu or reference
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    device: String,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum SplitName {
+    Train,
+    Validation,
+}
+
+/// Measures a model.
+pub fn run(context: &Context, args: &Args) -> Result<()> {
+    context.refuse_overrides("eval")?;
+    let found = model::find(&args.model, &context.show)?;
+    let (tokenizer, file) = found.tokenizer(args.tokenizer.as_deref())?;
+    let dir = match (&args.data, &found.run) {
+        (Some(dir), _) => dir.clone(),
+        (None, Some(run)) => match found.config()? {
+            Some(config) if !run.data().exists() && config.data.input.len() == 1 => {
+                PathBuf::from(&config.data.input[0])
+            }
+            _ => run.data(),
+        },
+        (None, None) => {
+            let message =
+                format!("{} is not a run folder: say what to measure on with --data", args.model.display());
+            return Err(Failure::new(Code::Usage, message));
+        }
+    };
+    let dataset = Dataset::open(&dir)?;
+    check_match(&tokenizer, &file, &dataset, &dir)?;
+    let split = if args.split == SplitName::Train { Split::Train } else { Split::Validation };
+    let stream = dataset.split(split);
+    if stream.is_empty() {
+        return Err(ironmill_data::Error::EmptySplit { split: split.name().into() }.into());
+    }
+    let mut engine = found.engine(&args.device, context.threads)?;
+    let evaluation = engine.evaluate(stream, args.tokens.unwrap_or(u64::MAX), usize::from(args.rows))?;
+    let bits = evaluation.bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
+    let text = format!(
+        "{}: loss {:.4} nats a token, perplexity {:.2}{bits}, over {} {} tokens",
+        found.weights.display(),
+        evaluation.loss,
+        evaluation.perplexity(),
+        grouped(evaluation.tokens),
+        split.name()
+    );
+    let object = json!({
+        "model": found.weights,
+        "data": dir,
+        "split": split.name(),
+        "loss": evaluation.loss,
+        "perplexity": evaluation.perplexity(),
+        "bits_per_byte": evaluation.bits_per_byte,
+        "tokens": evaluation.tokens,
+    });
+    context.show.result(&text, &object)
+}

@@ -1,0 +1,135 @@
+//! From a configuration or a folder to a model on a device.
+
+use super::run_folder::RunFolder;
+use crate::config::{Config, Length};
+use crate::failure::{Code, Failure, Result};
+use crate::show::Show;
+use ironmill_compute::{Cpu, Device, Reference};
+use ironmill_graph::Passes;
+use ironmill_model::{Decay, Engine, Model, ModelConfig, Schedule, TrainOptions, checkpoint};
+use ironmill_text::Tokenizer;
+use std::path::{Path, PathBuf};
+
+/// The model of a configuration, for a vocabulary.
+pub fn build(config: &Config, vocab_size: u64) -> Result<Model> {
+    let shape = &config.model;
+    Ok(Model::new(ModelConfig {
+        vocab_size: vocab_size as usize,
+        context: shape.context as usize,
+        layers: shape.layers as usize,
+        heads: shape.heads as usize,
+        width: shape.width as usize,
+        dropout: shape.dropout as f32,
+        bias: shape.bias,
+        tied: shape.tied,
+        // GPT-2's own value.
+        norm_eps: 1e-5,
+    })?)
+}
+
+/// How a configuration trains, once the number of steps is known.
+pub fn train_options(config: &Config, steps: u64) -> TrainOptions {
+    let train = &config.train;
+    TrainOptions {
+        seed: config.seed,
+        context: config.model.context as usize,
+        rows: (train.batch_tokens / config.model.context) as usize,
+        micro_rows: train.micro_batch as usize,
+        schedule: Schedule {
+            peak: train.learning_rate,
+            floor: train.min_learning_rate,
+            warmup: train.warmup,
+            steps,
+            decay: if train.schedule == "constant" { Decay::Constant } else { Decay::Cosine },
+        },
+        beta1: train.beta1 as f32,
+        beta2: train.beta2 as f32,
+        // AdamW's usual value; it only matters where gradients vanish.
+        eps: 1e-8,
+        weight_decay: train.weight_decay as f32,
+        grad_clip: train.grad_clip as f32,
+        passes: Passes::ALL,
+    }
+}
+
+/// How many steps a configuration asks for, given the samples of one epoch.
+pub fn steps(config: &Config, samples_per_epoch: u64) -> u64 {
+    let rows = config.train.batch_tokens / config.model.context;
+    match config.train.length {
+        Length::Steps(steps) => steps,
+        Length::Epochs(epochs) => ((epochs * samples_per_epoch as f64) / rows as f64).ceil().max(1.0) as u64,
+    }
+}
+
+/// The device of that name.
+pub fn device(name: &str, threads: usize) -> Result<Box<dyn Device>> {
+    match name {
+        "auto" | "cpu" => Ok(Box::new(Cpu::new(threads)?)),
+        "reference" => Ok(Box::new(Reference::rounded())),
+        _ => {
+            let message =
+                format!("there is no device \"{name}\" in this version: use auto, cpu or reference");
+            Err(Failure::new(Code::NoDevice, message))
+        }
+    }
+}
+
+/// A trained model, found by the folder that a person names.
+pub struct Found {
+    /// The folder of the weights.
+    pub weights: PathBuf,
+    /// The run it belongs to, if the folder is a run's.
+    pub run: Option<RunFolder>,
+}
+
+/// Finds the newest whole checkpoint of a run, or takes a checkpoint or Hugging Face folder as it is.
+pub fn find(path: &Path, show: &Show) -> Result<Found> {
+    if !path.exists() {
+        let advice = "give a run folder, a checkpoint or a Hugging Face folder of a GPT-2-style model";
+        return Err(Failure::new(Code::NoInput, format!("cannot find {}: {advice}", path.display())));
+    }
+    // A checkpoint carries the run's configuration too, so what tells a model is its config.json.
+    if path.join("config.json").is_file() {
+        // A checkpoint of a run lies two folders below it.
+        let run = path.parent().and_then(Path::parent).map(RunFolder::at).filter(RunFolder::exists);
+        return Ok(Found { weights: path.to_path_buf(), run });
+    }
+    let run = RunFolder::at(path);
+    if !run.exists() {
+        let problem = "has no config.json".into();
+        return Err(ironmill_model::Error::NotAModel { path: path.to_path_buf(), problem }.into());
+    }
+    let skipped =
+        &mut |error: &ironmill_model::Error| show.warn(&format!("a checkpoint is passed over: {error}"));
+    match checkpoint::newest(&run.checkpoints(), skipped)? {
+        Some(weights) => Ok(Found { weights, run: Some(run) }),
+        None => {
+            let message = format!("{} has no checkpoint yet: train it first", path.display());
+            Err(Failure::new(Code::NoInput, message))
+        }
+    }
+}
+
+impl Found {
+    /// The model on a device.
+    pub fn engine(&self, device_name: &str, threads: usize) -> Result<Engine> {
+        let (model, values) = checkpoint::load_model(&self.weights)?;
+        Ok(Engine::new(device(device_name, threads)?, model, &values)?)
+    }
+
+    /// The tokenizer of the model: the one asked for, else the one beside the weights, else the run's.
+    pub fn tokenizer(&self, asked: Option<&Path>) -> Result<(Tokenizer, PathBuf)> {
+        let beside = self.weights.join("tokenizer.json");
+        let path = match (asked, &self.run) {
+            (Some(asked), _) => asked.to_path_buf(),
+            (None, Some(run)) if !beside.is_file() => run.tokenizer(),
+            (None, _) => beside,
+        };
+        Ok((Tokenizer::load(&path)?, path))
+    }
+
+    /// The configuration of the run it belongs to.
+    pub fn config(&self) -> Result<Option<Config>> {
+        self.run.as_ref().map(|run| Config::load(&run.config_path(), &[])).transpose()
+    }
+}

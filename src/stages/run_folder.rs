@@ -1,0 +1,157 @@
+//! The run folder: everything that belongs to one run, and everything needed to repeat it.
+//!
+//! ```text
+//! config.toml               the resolved configuration
+//! tokenizer.json            the tokenizer, and in tokenizer.inputs.json what it was trained on
+//! data/                     the prepared tokens, unless the configuration names prepared ones
+//! metrics.jsonl             one line a step, cut back to the checkpoint on resume
+//! checkpoints/step-NNNNNNNN a Hugging Face folder and the trainer's state
+//! samples/step-NNNNNNNN.txt what the model wrote
+//! log.txt                   what was told on the way
+//! ```
+
+use crate::config::Config;
+use crate::failure::{Code, Failure, Result};
+use crate::show::Show;
+use ironmill_model::checkpoint;
+use ironmill_text::durable;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A run folder on disk.
+#[derive(Clone, Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Makes a folder for this configuration, or opens the one that is there to go on with it.
+    ///
+    /// Once there is a checkpoint, only what does not change its meaning may differ from the stored configuration.
+    pub fn open_or_create(path: &Path, config: &Config, show: &Show) -> Result<RunFolder> {
+        let run = RunFolder { path: path.to_path_buf() };
+        std::fs::create_dir_all(path).map_err(|error| Failure::write(path, &error))?;
+        if run.exists() {
+            run.compare(config, show)?;
+        }
+        let stored = run.config_path();
+        durable::write(&stored, config.to_toml()?.as_bytes())
+            .map_err(|error| Failure::write(&stored, &error))?;
+        Ok(run)
+    }
+
+    /// A folder that may or may not hold a run.
+    pub fn at(path: &Path) -> RunFolder {
+        RunFolder { path: path.to_path_buf() }
+    }
+
+    /// Whether there is a run.
+    pub fn exists(&self) -> bool {
+        self.config_path().is_file()
+    }
+
+    /// Whether there is a checkpoint to go on from.
+    pub fn has_checkpoint(&self) -> Result<bool> {
+        Ok(!checkpoint::list(&self.checkpoints())?.is_empty())
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The resolved configuration.
+    pub fn config_path(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.path.join("tokenizer.json")
+    }
+
+    /// What the tokenizer was trained on.
+    pub fn tokenizer_inputs(&self) -> PathBuf {
+        self.path.join("tokenizer.inputs.json")
+    }
+
+    /// The prepared tokens.
+    pub fn data(&self) -> PathBuf {
+        self.path.join("data")
+    }
+
+    /// The measurements of every step.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// The checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// What the model wrote.
+    pub fn samples(&self) -> PathBuf {
+        self.path.join("samples")
+    }
+
+    /// What was told on the way.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log.txt")
+    }
+
+    fn compare(&self, config: &Config, show: &Show) -> Result<()> {
+        let stored = Config::load(&self.config_path(), &[])?;
+        let (old, new) = (flatten(&stored), flatten(config));
+        let keys: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        let changes: Vec<(&String, String)> = keys
+            .into_iter()
+            .filter(|key| old.get(*key) != new.get(*key))
+            .map(|key| (key, format!("{key} {} → {}", shown(old.get(key)), shown(new.get(key)))))
+            .collect();
+        let binding: Vec<&str> =
+            changes.iter().filter(|(key, _)| is_binding(key)).map(|(_, change)| change.as_str()).collect();
+        if !binding.is_empty() && self.has_checkpoint()? {
+            return Err(Failure::new(
+                Code::BadConfig,
+                format!(
+                    "{} holds a run with another configuration ({}): choose another --out for a new run, \
+                     or put the old values back to go on with this one",
+                    self.path.display(),
+                    binding.join("; ")
+                ),
+            ));
+        }
+        if !changes.is_empty() {
+            let all: Vec<&str> = changes.iter().map(|(_, change)| change.as_str()).collect();
+            show.note(&format!("changed since this run began: {}", all.join("; ")));
+        }
+        Ok(())
+    }
+}
+
+/// Whether weights and data order made under one value of a key have no meaning under another.
+fn is_binding(key: &str) -> bool {
+    let is_of = |section: &str| key.split('.').next() == Some(section);
+    key == "seed" || is_of("tokenizer") || is_of("data") || (is_of("model") && key != "model.dropout")
+}
+
+fn flatten(config: &Config) -> BTreeMap<String, Value> {
+    let mut flat = BTreeMap::new();
+    if let Ok(Value::Object(sections)) = serde_json::to_value(config) {
+        for (name, value) in sections {
+            match value {
+                Value::Object(keys) => {
+                    flat.extend(keys.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)))
+                }
+                value => drop(flat.insert(name, value)),
+            }
+        }
+    }
+    flat
+}
+
+fn shown(value: Option<&Value>) -> String {
+    value.map_or("unset".into(), Value::to_string)
+}

@@ -1,0 +1,130 @@
+use crate::program::Desk;
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// Steps of a few dozen milliseconds, so that there is a middle to stop in.
+const SLOW: [&str; 12] = [
+    "run",
+    "tiny.toml",
+    "--model.width",
+    "64",
+    "--model.context",
+    "64",
+    "--train.batch-tokens",
+    "4096",
+    "--train.micro-batch",
+    "8",
+    "--threads",
+    "1",
+];
+
+fn slow<'a>(extra: &[&'a str]) -> Vec<&'a str> {
+    [&SLOW[..], extra].concat()
+}
+
+fn wait_for(desk: &Desk, name: &str, child: &mut Child) {
+    let started = Instant::now();
+    while !desk.path(name).exists() {
+        assert!(started.elapsed() < Duration::from_secs(120), "{name} never appeared");
+        assert!(child.try_wait().unwrap().is_none(), "the program ended before {name} appeared");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+fn assert_same_end(desk: &Desk, one: &str, other: &str) {
+    for name in ["model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"] {
+        let read = |run: &str| desk.read(&format!("{run}/checkpoints/step-00000020/{name}"));
+        assert!(read(one) == read(other), "{name} differs");
+    }
+    let losses = |run: &str| -> Vec<String> {
+        let text = String::from_utf8(desk.read(&format!("{run}/metrics.jsonl"))).unwrap();
+        let object = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
+        text.lines().map(|line| format!("{} {}", object(line)["step"], object(line)["loss"])).collect()
+    };
+    assert_eq!(losses(one).len(), 20);
+    assert_eq!(losses(one), losses(other));
+}
+
+#[test]
+fn a_killed_run_ends_in_the_same_weights_as_an_uninterrupted_one() {
+    let desk = Desk::with_config();
+    desk.ok(&slow(&["--out", "straight", "--quiet"]));
+
+    let mut child = desk.start(&slow(&["--out", "killed", "--quiet"]));
+    wait_for(&desk, "killed/checkpoints/step-00000007", &mut child);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!desk.path("killed/checkpoints/step-00000020").exists());
+    let resumed = desk.run(&slow(&["--out", "killed"]));
+    assert_eq!(resumed.code, 0, "{resumed:?}");
+    assert!(resumed.stderr.contains("resumed from killed/checkpoints/step-000000"), "{}", resumed.stderr);
+    assert_same_end(&desk, "straight", "killed");
+
+    let mut child = desk.start(&slow(&["--out", "stopped", "--quiet"]));
+    wait_for(&desk, "stopped/checkpoints/step-00000007", &mut child);
+    signal(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(75));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("run the same command again"), "{said}");
+    desk.ok(&slow(&["--out", "stopped", "--quiet"]));
+    assert_same_end(&desk, "straight", "stopped");
+}
+
+#[test]
+fn a_second_signal_ends_the_program_at_once() {
+    let desk = Desk::with_config();
+    for (name, out, code) in [(Signal::INT, "interrupted", 130), (Signal::TERM, "terminated", 143)] {
+        let mut child = desk.start(&[
+            "run",
+            "tiny.toml",
+            "--device",
+            "reference",
+            "--model.width",
+            "128",
+            "--train.batch-tokens",
+            "32768",
+            "--quiet",
+            "--out",
+            out,
+        ]);
+        // The file is opened after the flag is set up and before the first step, which takes seconds.
+        wait_for(&desk, &format!("{out}/metrics.jsonl"), &mut child);
+        signal(&child, name);
+        std::thread::sleep(Duration::from_millis(100));
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
+    let desk = Desk::with_run();
+    let straight = desk.read("run/checkpoints/step-00000020/model.safetensors");
+    let mut damaged = straight.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    desk.write("run/checkpoints/step-00000020/model.safetensors", damaged);
+    let again = desk.run(&["run", "tiny.toml", "--out", "run"]);
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(
+        again.stderr.contains("passed over") && again.stderr.contains("step-00000014"),
+        "{}",
+        again.stderr
+    );
+    assert_eq!(desk.read("run/checkpoints/step-00000020/model.safetensors"), straight);
+}
+
+#[test]
+fn metrics_are_cut_back_to_the_checkpoint() {
+    let desk = Desk::with_run();
+    std::fs::remove_dir_all(desk.path("run/checkpoints/step-00000020")).unwrap();
+    desk.ok(&["run", "tiny.toml", "--out", "run", "--quiet"]);
+    let text = String::from_utf8(desk.read("run/metrics.jsonl")).unwrap();
+    assert_eq!(text.lines().count(), 20);
+}
