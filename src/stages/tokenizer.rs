@@ -216,7 +216,12 @@ fn count<C: Counts>(
 }
 
 /// Reads documents into batches until all are read or `send` refuses one; says how many there were.
-fn read_batches(inputs: &Inputs, show: &Show, mut send: impl FnMut(Vec<Document>) -> bool) -> Result<u64> {
+fn read_batches(
+    inputs: &Inputs,
+    show: &Show,
+    stop: &AtomicBool,
+    mut send: impl FnMut(Vec<Document>) -> bool,
+) -> Result<u64> {
     let mut documents = inputs.documents();
     let mut batch = Vec::new();
     let mut batch_bytes = 0;
