@@ -36,7 +36,13 @@ pub struct Loader {
 
 impl Loader {
     /// A loader of steps of `rows` samples of at most `context` tokens; an error if the stream holds no tokens.
-    pub fn new(stream: TokenStream, sampler: Sampler, seed: u64, context: usize, rows: usize) -> Result<Loader> {
+    pub fn new(
+        stream: TokenStream,
+        sampler: Sampler,
+        seed: u64,
+        context: usize,
+        rows: usize,
+    ) -> Result<Loader> {
         let order = Order::new(sampler, seed, stream.tokens(), context as u64)?;
         Ok(Loader { stream, order, lengths: vec![context], rows })
     }
@@ -103,4 +109,3 @@ impl Loader {
         self.stream.read_wrapped(start + ids.len() as u64, &mut targets[last..])
     }
 }
-
