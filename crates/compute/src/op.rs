@@ -60,7 +60,7 @@ impl Attention {
         };
         if self.window > 0 {
             first = first.max((t + 1).saturating_sub(self.window));
-            end = end.min(t + self.window);
+            end = end.min(t.saturating_add(self.window));
         }
         // Padding may lie past the end of a cache, and borders are data: a query always sees at least one key.
         first.min(end.saturating_sub(1))..end
@@ -509,7 +509,10 @@ impl Rule<'_> {
 
     /// How many groups of `columns` elements x has.
     fn grouped_rows(&self, x: TensorType, columns: usize) -> Result<usize> {
-        self.ensure(columns > 0 && x.shape.columns() % columns == 0, "the gain must divide the columns")?;
+        self.ensure(
+            columns > 0 && x.shape.columns().is_multiple_of(columns),
+            "the gain must divide the columns",
+        )?;
         Ok(x.shape.elements() / columns)
     }
 

@@ -129,9 +129,14 @@ pub(super) fn gelu_erf(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     }
 }
 
+/// max(x, 0), and not a number where x is not, which `max` would hide.
+pub(super) fn positive(x: f64) -> f64 {
+    if x < 0.0 { 0.0 } else { x }
+}
+
 pub(super) fn relu_squared(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     for (y, &x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
-        *y = x.max(0.0) * x.max(0.0);
+        *y = positive(x) * positive(x);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Tensor,
-    forward::{GELU_CUBE, GELU_SCALE, erf},
+    forward::{GELU_CUBE, GELU_SCALE, erf, positive},
 };
 use crate::{
     error::Result,
@@ -107,8 +107,8 @@ pub(super) fn gelu_erf(inputs: &[&Tensor], outputs: &mut [Tensor]) {
 }
 
 pub(super) fn relu_squared(inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    for (d_x, (x, d)) in outputs[0].data.iter_mut().zip(inputs[0].data.iter().zip(&inputs[1].data)) {
-        *d_x = d * 2.0 * x.max(0.0);
+    for (d_x, (&x, d)) in outputs[0].data.iter_mut().zip(inputs[0].data.iter().zip(&inputs[1].data)) {
+        *d_x = d * 2.0 * positive(x);
     }
 }
 

@@ -177,10 +177,10 @@ pub(in super::super) fn rms_norm_grad_gain(
         let sums = &mut sums[..owned.len()];
         for block in (0..rstd.len()).step_by(SUMMED_ROWS) {
             let (mut part, mut unused) = ([0.0; OWNED_COLUMNS], [0.0; OWNED_COLUMNS]);
-            for row in block..(block + SUMMED_ROWS).min(rstd.len()) {
+            for (row, &rstd) in rstd.iter().enumerate().skip(block).take(SUMMED_ROWS) {
                 let range = row * columns + owned.start..row * columns + owned.end;
                 let (d_y, x) = (&d_y[range.clone()], &x[range]);
-                vector::norm_grad_params(simd, d_y, x, 0.0, rstd[row], &mut part, &mut unused);
+                vector::norm_grad_params(simd, d_y, x, 0.0, rstd, &mut part, &mut unused);
             }
             vector::accumulate(simd, &part, sums);
         }
