@@ -4,6 +4,8 @@
 //! more than they must. The gradient of a parameter is written into its place in the flat gradient buffer as soon as it
 //! is known; a parameter that is used twice is written once and then added to.
 
+use std::ops::Range;
+
 use ironmill_compute::{DType, Kernel, Op, TensorType};
 
 use crate::{
@@ -59,15 +61,17 @@ impl Graph {
         let mut written = Vec::new();
         // For every value of a part that is computed again, the value that stands for it in the backward.
         let mut again: Vec<Option<Tensor>> = vec![None; self.tensors.len()];
+        // A part inside another was built before it, and is computed again after it.
+        let mut parts: Vec<Range<usize>> = self.recomputed.iter().rev().cloned().collect();
         for (index, node) in forward.iter().enumerate().rev() {
-            if let Some(part) = self.recomputed.iter().find(|part| part.end == index + 1).cloned() {
-                self.emit_again(&forward[part], &mut again)?;
-            }
             let d_outputs: Vec<Option<Tensor>> =
                 node.outputs.iter().map(|output| gradients[output.0]).collect();
             let needs: Vec<bool> = node.inputs.iter().map(|input| needed[input.0]).collect();
             if d_outputs.iter().all(Option::is_none) || !needs.contains(&true) {
                 continue;
+            }
+            for part in parts.extract_if(.., |part| part.contains(&index)) {
+                self.emit_again(&forward[part], &mut again)?;
             }
             let stand_in = |tensor: &Tensor| again[tensor.0].unwrap_or(*tensor);
             let seen = Node {
