@@ -73,7 +73,7 @@ impl Golden {
 
 fn golden_options(micro_rows: usize) -> TrainOptions {
     let schedule = Schedule { peak: 1e-2, floor: 1e-2, warmup: 0, steps: 10, decay: Decay::Constant };
-    TrainOptions { context: 11, schedule, ..options(3, micro_rows) }
+    TrainOptions { lengths: vec![11], schedule, ..options(3, micro_rows) }
 }
 
 fn load() -> (Model, Vec<f32>) {
