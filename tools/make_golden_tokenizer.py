@@ -29,10 +29,27 @@ CL100K = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# Llama 3 has cl100k's regular expression. gpt2 is not here: it is ByteLevel's own.
+REGEXES = {"cl100k": CL100K, "o200k": O200K, "llama3": CL100K, "qwen2": QWEN2}
+
 # `max_token_length` is ours: no token is longer. The Hugging Face trainer keeps tokens shorter than its own limit.
 CASES = {
     "gpt2": dict(pattern="gpt2", vocab_size=1100, special=["<|endoftext|>"]),
     "cl100k": dict(pattern="cl100k", vocab_size=1100, special=["<|endoftext|>", "<|end|>", "<|end|><|end|>"]),
+    "o200k": dict(pattern="o200k", vocab_size=1000, special=["<|endoftext|>", "<|endofprompt|>"]),
+    "llama3": dict(pattern="llama3", vocab_size=500, special=["<|begin_of_text|>", "<|endoftext|>"]),
+    "qwen2": dict(pattern="qwen2", vocab_size=800, special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
     "limits": dict(pattern="gpt2", vocab_size=3000, special=[], min_count=4, max_token_length=5),
     "regex": dict(pattern=r"[a-z]+|\d", vocab_size=700, special=["<s>"]),
 }
@@ -94,6 +111,7 @@ PROBES = [
     "a" * 300, "ab" * 150, "ha" * 77 + "h", " " * 200 + "x", "!" * 130, "7" * 100, "中" * 90,
     "é e\u0301 ñ n\u0303 \ufb01 \u212b \u0130 ß ẞ",
     "\x00\x01\x02\x7f\x80\x9f\xa0\xad\xff",
+    "HTTPServer's XMLHttpRequest DON'T'll iPhone's McDonald'S ǅungla ʰMod e\u0301E\u0301x \u0301 path/to//file/\n/\r\n /x",
     "\ufeffBOM \ufffd replaced \U0010ffff last",
 ]
 
@@ -134,7 +152,7 @@ def probes():
 def pre_tokenizer(pattern):
     if pattern == "gpt2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    split = pre_tokenizers.Split(Regex(CL100K if pattern == "cl100k" else pattern), "isolated", invert=False)
+    split = pre_tokenizers.Split(Regex(REGEXES.get(pattern, pattern)), "isolated", invert=False)
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 

@@ -85,7 +85,7 @@ impl Dataset {
     pub(crate) fn shards(&self, split: Split) -> &[Arc<Shard>] {
         match &self.split(split).source {
             Source::Shards { shards, .. } => shards,
-            Source::Memory(_) => &[],
+            Source::Memory { .. } => &[],
         }
     }
 }
@@ -106,17 +106,53 @@ enum Source {
         /// The position of each shard's first token in the stream.
         starts: Arc<[u64]>,
     },
-    Memory(Arc<[u32]>),
+    Memory {
+        tokens: Arc<[u32]>,
+        document_starts: Arc<[u64]>,
+    },
 }
 
 impl TokenStream {
     /// A stream of tokens held in memory: one document of `raw_bytes` bytes of text.
     pub fn from_tokens(tokens: Vec<u32>, raw_bytes: u64) -> TokenStream {
+        let documents = if tokens.is_empty() { vec![] } else { vec![tokens] };
+        TokenStream::from_documents(documents, raw_bytes)
+    }
+
+    /// A stream of documents held in memory, `raw_bytes` bytes of text in all.
+    pub fn from_documents(documents: Vec<Vec<u32>>, raw_bytes: u64) -> TokenStream {
+        let mut document_starts = Vec::with_capacity(documents.len());
+        let mut position = 0;
+        for document in &documents {
+            document_starts.push(position);
+            position += document.len() as u64;
+        }
         TokenStream {
-            tokens: tokens.len() as u64,
-            documents: u64::from(!tokens.is_empty()),
+            tokens: position,
+            documents: documents.len() as u64,
             raw_bytes,
-            source: Source::Memory(tokens.into()),
+            source: Source::Memory {
+                tokens: documents.concat().into(),
+                document_starts: document_starts.into(),
+            },
+        }
+    }
+
+    /// The stream of these shards, one after the other.
+    pub(crate) fn from_shards(shards: Vec<Arc<Shard>>) -> TokenStream {
+        let (mut tokens, mut documents, mut raw_bytes) = (0, 0, 0);
+        let mut starts = Vec::with_capacity(shards.len());
+        for shard in &shards {
+            starts.push(tokens);
+            tokens += shard.header().tokens;
+            documents += shard.header().documents;
+            raw_bytes += shard.header().raw_bytes;
+        }
+        TokenStream {
+            tokens,
+            documents,
+            raw_bytes,
+            source: Source::Shards { shards: shards.into(), starts: starts.into() },
         }
     }
 
@@ -140,6 +176,30 @@ impl TokenStream {
         self.tokens == 0
     }
 
+    /// Where each document starts, never decreasing: document `i` ends where the next one starts, and an empty one where it
+    /// starts. Read from the shards at every call; an error if the first is not the stream's first token.
+    pub fn document_starts(&self) -> Result<Vec<u64>> {
+        let (shards, starts) = match &self.source {
+            Source::Memory { document_starts, .. } => return Ok(document_starts.to_vec()),
+            Source::Shards { shards, starts } => (shards, starts),
+        };
+        let mut document_starts = Vec::new();
+        for (shard, &start) in shards.iter().zip(starts.iter()) {
+            let known = document_starts.len();
+            document_starts.resize(known + shard.header().documents as usize, 0);
+            shard.document_offsets(0, &mut document_starts[known..])?;
+            document_starts[known..].iter_mut().for_each(|offset| *offset += start);
+        }
+        match shards.first() {
+            Some(shard) if self.tokens > 0 && document_starts.first() != Some(&0) => Err(Error::BadShard {
+                path: shard.path().to_path_buf(),
+                offset: 0,
+                reason: "no document starts at the first token of its split".into(),
+            }),
+            _ => Ok(document_starts),
+        }
+    }
+
     /// Fills `out` with the tokens from `position` on; an error if the stream ends before.
     pub fn read(&self, position: u64, out: &mut [u32]) -> Result<()> {
         let asked = out.len() as u64;
@@ -147,7 +207,7 @@ impl TokenStream {
             return Err(Error::OutOfRange { unit: "tokens", asked, position, available: self.tokens });
         }
         let (shards, starts) = match &self.source {
-            Source::Memory(tokens) => {
+            Source::Memory { tokens, .. } => {
                 out.copy_from_slice(&tokens[position as usize..][..out.len()]);
                 return Ok(());
             }
@@ -188,8 +248,6 @@ impl TokenStream {
 fn open_split(dir: &Path, manifest: &Manifest, split: Split) -> Result<TokenStream> {
     let record = manifest.split(split);
     let mut shards = Vec::with_capacity(record.shards.len());
-    let mut starts = Vec::with_capacity(record.shards.len());
-    let mut position = 0;
     for listed in &record.shards {
         let shard = Shard::open(&dir.join(&listed.file)).map_err(|error| match error {
             Error::Read { path, source } if source.kind() == std::io::ErrorKind::NotFound => {
@@ -212,16 +270,9 @@ fn open_split(dir: &Path, manifest: &Manifest, split: Split) -> Result<TokenStre
             let reason = "it is not the shard that the manifest lists".into();
             return Err(Error::BadShard { path: shard.path().to_path_buf(), offset: 0, reason });
         }
-        starts.push(position);
-        position += header.tokens;
         shards.push(Arc::new(shard));
     }
-    Ok(TokenStream {
-        tokens: record.tokens,
-        documents: record.documents,
-        raw_bytes: record.raw_bytes,
-        source: Source::Shards { shards: shards.into(), starts: starts.into() },
-    })
+    Ok(TokenStream::from_shards(shards))
 }
 
 #[cfg(test)]

@@ -48,13 +48,16 @@
 //! - [`documents`]: what people have, as one stream of documents in a fixed order
 //! - [`prepare()`]: encode in parallel, write [`shard`]s in input order and the [`manifest`] last
 //! - [`Dataset`], [`TokenStream`]: positioned reads across shards, each block checked when it is first touched
-//! - [`order`], [`Loader`]: samples as pure functions of (seed, index), batches without allocation
+//! - [`order`], [`Loader`]: samples as pure functions of (seed, index), batches without allocation; windows of tokens that
+//!   are [random](Sampler::Random), [shuffled](Sampler::Shuffled) or [sequential](Sampler::Sequential), documents that are
+//!   [packed](Sampler::Packed) or [bucketed](Sampler::Bucketed) by length
 //! - [`yardsticks`]: cross-entropies of unigram and bigram counts
 //! - [`safetensors`]: the container of model weights and optimiser state
 //! - [`builtin`]: a seeded corpus of small stories
 //!
 //! Nothing here prints, reads the environment or holds global state; [`Error::class`] tells a program its exit code.
 
+mod buckets;
 pub mod builtin;
 mod dataset;
 pub mod documents;

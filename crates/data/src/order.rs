@@ -2,7 +2,8 @@
 //!
 //! A sample is a window of `context + 1` tokens: its first `context` tokens are the inputs and the same window shifted
 //! by one are the targets. [`Order::window`] says where the window of a sample starts. It is a pure function, so a
-//! resumed run, a run with more workers and a run with other micro-batches all see the same samples.
+//! resumed run, a run with more workers and a run with other micro-batches all see the same samples. Only the bucketed
+//! sampler knows no windows: its samples are whole documents.
 //!
 //! **The numbers are part of the format.** Everything is derived from the 64-bit finaliser of SplitMix64:
 //!
@@ -20,12 +21,22 @@
 //!   every epoch: the cut starts at `below(hash(seed, 2, epoch), r + 1)`. Window number `permute(i mod n)` of epoch `i / n`
 //!   is the sample `i`. The permutation is a Feistel network of eight rounds over the smallest even number of bits that
 //!   holds `n`, keyed by `hash(seed, 3, epoch, round)`, walked along its cycle until the value is below `n`.
-//! - A stream of at most `context` tokens has no whole window: a sample starts at `below(hash(seed, 1 or 2, i), tokens)` and
-//!   wraps around (tokens are taken modulo the length); an epoch is then one sample.
+//! - *Packed*: the windows of *shuffled*, with the borders of the documents inside them.
+//! - *Sequential*: sample `i` starts at `i·context mod tokens` (in exact arithmetic) and goes on at the first token after the
+//!   last, in mid-row where that is due, so the cursor of a run is the number of its next sample.
+//! - A stream of at most `context` tokens has no whole window: a random, shuffled or packed sample starts at
+//!   `below(hash(seed, 1 or 2, i), tokens)` and wraps around (tokens are taken modulo the length); an epoch is then one
+//!   sample.
+//! - *Bucketed*: every document that is not empty is an example, in the bucket of the shortest length of the ladder that holds
+//!   it: `context / 8`, `/ 4` and `/ 2`, each rounded up to a multiple of 8 but at most `context`, and `context`, which takes
+//!   all longer documents too. With `rows` samples a step, a bucket of `m` examples has `⌈m / rows⌉` groups an epoch; `g`
+//!   counts the groups of all buckets, shortest first. Step `s` of epoch `e = s / g` is the group
+//!   `permute(hash(seed, 6, 0), e, s mod g, g)`; row `r` of group `q` of the bucket of length `l` is the bucket's example
+//!   `permute(hash(seed, 6, l), e, (q·rows + r) mod m, m)`, where examples are counted in the order of the stream.
 
 use crate::error::{Error, Result};
 
-/// How samples are chosen. Further samplers (sequential, packed, bucketed) will be added here.
+/// How samples are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Sampler {
@@ -34,20 +45,26 @@ pub enum Sampler {
     Random,
     /// Epochs of windows without replacement, in a different computed permutation every epoch.
     Shuffled,
+    /// One window after the other from the first token on, round and round.
+    Sequential,
+    /// The windows of [`Sampler::Shuffled`], in which every document stands for itself.
+    Packed,
+    /// Whole documents, each cut to the context and padded to a few lengths; all rows of a step have the same one.
+    Bucketed,
 }
 
 impl Sampler {
-    /// The sampler of that name (`random` or `shuffled`).
+    /// All samplers, in the order in which messages list them.
+    pub const ALL: [Sampler; 5] =
+        [Sampler::Random, Sampler::Shuffled, Sampler::Sequential, Sampler::Packed, Sampler::Bucketed];
+
+    /// The sampler of that name.
     pub fn from_name(name: &str) -> Result<Sampler> {
-        match name {
-            "random" => Ok(Sampler::Random),
-            "shuffled" => Ok(Sampler::Shuffled),
-            _ => Err(Error::BadSetting {
-                name: "sampler",
-                value: format!("'{name}'"),
-                advice: "choose random or shuffled".into(),
-            }),
-        }
+        Sampler::ALL.into_iter().find(|sampler| sampler.name() == name).ok_or_else(|| Error::BadSetting {
+            name: "sampler",
+            value: format!("'{name}'"),
+            advice: "choose random, shuffled, sequential, packed or bucketed".into(),
+        })
     }
 
     /// The name under which configurations know this sampler.
@@ -55,50 +72,80 @@ impl Sampler {
         match self {
             Sampler::Random => "random",
             Sampler::Shuffled => "shuffled",
+            Sampler::Sequential => "sequential",
+            Sampler::Packed => "packed",
+            Sampler::Bucketed => "bucketed",
         }
     }
 }
 
-/// The order of the samples of one token stream.
+/// The order of the windows of one token stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    sampler: Sampler,
+    cut: Cut,
     seed: u64,
     tokens: u64,
     context: u64,
 }
 
+/// How a stream is cut into windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    Random,
+    Shuffled,
+    Sequential,
+}
+
 impl Order {
-    /// The order of a stream of `tokens` tokens, sampled in windows of `context + 1`.
+    /// The order of a stream of `tokens` tokens, sampled in windows of `context + 1`. An error for
+    /// [`Sampler::Bucketed`], whose samples are documents.
     pub fn new(sampler: Sampler, seed: u64, tokens: u64, context: u64) -> Result<Order> {
-        if tokens == 0 {
-            return Err(Error::EmptySplit { split: "sampled".into() });
-        }
-        if context == 0 || context > u64::from(u32::MAX) {
-            return Err(Error::BadSetting {
-                name: "context",
-                value: context.to_string(),
-                advice: "give a number of tokens from 1 to 4,294,967,295".into(),
-            });
-        }
-        Ok(Order { sampler, seed, tokens, context })
+        check_sizes(tokens, context)?;
+        let cut = match sampler {
+            Sampler::Random => Cut::Random,
+            Sampler::Shuffled | Sampler::Packed => Cut::Shuffled,
+            Sampler::Sequential => Cut::Sequential,
+            Sampler::Bucketed => {
+                return Err(Error::BadSetting {
+                    name: "sampler",
+                    value: "'bucketed'".into(),
+                    advice: "its samples are documents: choose one that takes windows of tokens".into(),
+                });
+            }
+        };
+        Ok(Order { cut, seed, tokens, context })
     }
 
-    /// Where in the stream the window of a sample starts. The window wraps around if the stream is shorter than it.
+    /// Where in the stream the window of a sample starts. A window that reaches the end goes on at the first token.
     pub fn window(&self, sample_idx: u64) -> u64 {
-        match self.sampler {
-            Sampler::Random => {
+        match self.cut {
+            Cut::Random => {
                 let starts =
                     if self.tokens > self.context { self.tokens - self.context } else { self.tokens };
                 below(hash(&[self.seed, PURPOSE_RANDOM, sample_idx]), starts)
             }
-            Sampler::Shuffled => self.shuffled_window(sample_idx),
+            Cut::Shuffled => self.shuffled_window(sample_idx),
+            Cut::Sequential => {
+                (u128::from(sample_idx) * u128::from(self.context) % u128::from(self.tokens)) as u64
+            }
         }
     }
 
-    /// How many samples make an epoch: those that together show every token once, as far as whole windows allow.
+    /// How many samples make an epoch: those that together show every token once, as far as whole windows allow. The last
+    /// sequential one goes over into the next epoch.
     pub fn samples_per_epoch(&self) -> u64 {
-        ((self.tokens - 1) / self.context).max(1)
+        match self.cut {
+            Cut::Random | Cut::Shuffled => ((self.tokens - 1) / self.context).max(1),
+            Cut::Sequential => self.tokens.div_ceil(self.context),
+        }
+    }
+
+    /// How many epochs lie before a sample.
+    pub fn epoch(&self, sample_idx: u64) -> f64 {
+        match self.cut {
+            Cut::Random | Cut::Shuffled => sample_idx as f64 / self.samples_per_epoch() as f64,
+            Cut::Sequential => sample_idx as f64 * self.context as f64 / self.tokens as f64,
+        }
     }
 
     fn shuffled_window(&self, sample_idx: u64) -> u64 {
@@ -112,6 +159,21 @@ impl Order {
         let window_idx = permute(self.seed, epoch, sample_idx % windows, windows);
         below(phase, remainder + 1) + window_idx * self.context
     }
+}
+
+/// An error unless there are tokens and a row can hold `context` of them.
+pub(crate) fn check_sizes(tokens: u64, context: u64) -> Result<()> {
+    if tokens == 0 {
+        return Err(Error::EmptySplit { split: "sampled".into() });
+    }
+    if context == 0 || context > u64::from(u32::MAX) {
+        return Err(Error::BadSetting {
+            name: "context",
+            value: context.to_string(),
+            advice: "give a number of tokens from 1 to 4,294,967,295".into(),
+        });
+    }
+    Ok(())
 }
 
 /// The image of `index` under the permutation of `0..length` that belongs to (seed, epoch).
@@ -161,6 +223,8 @@ const PURPOSE_PERMUTATION: u64 = 3;
 pub(crate) const PURPOSE_VALIDATION: u64 = 4;
 /// Which files a sample of the inputs takes.
 pub(crate) const PURPOSE_FILES: u64 = 5;
+/// The order of the groups and examples of the bucketed sampler.
+pub(crate) const PURPOSE_BUCKETS: u64 = 6;
 
 fn mix(mut z: u64) -> u64 {
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -265,14 +329,41 @@ mod tests {
     }
 
     #[test]
+    fn sequential_windows_follow_each_other_round_and_round() {
+        for (tokens, context) in [(1, 1), (1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (24, 8), (1_001, 10)] {
+            let order = order(Sampler::Sequential, 9, tokens, context);
+            let mut cursor = 0;
+            for sample in 0..300 {
+                assert_eq!(order.window(sample), cursor);
+                cursor = (cursor + context) % tokens;
+            }
+            assert_eq!(order.epoch(tokens), context as f64);
+            assert!(order.epoch(order.samples_per_epoch()) >= 1.0);
+            assert!(order.epoch(order.samples_per_epoch() - 1) < 1.0);
+        }
+        // The product of sample and context is larger than 64 bits hold.
+        let (sample, tokens) = (u64::MAX, 1_000_003);
+        let expected = (sample % tokens) * 4_096 % tokens;
+        assert_eq!(order(Sampler::Sequential, 9, tokens, 4_096).window(sample), expected);
+    }
+
+    #[test]
+    fn packed_windows_are_the_shuffled_ones() {
+        let (packed, shuffled) =
+            (order(Sampler::Packed, 4, 1_009, 10), order(Sampler::Shuffled, 4, 1_009, 10));
+        assert!((0..300).all(|sample| packed.window(sample) == shuffled.window(sample)));
+    }
+
+    #[test]
     fn empty_streams_and_empty_windows_are_errors() {
         assert!(Order::new(Sampler::Random, 0, 0, 8).is_err());
         assert!(Order::new(Sampler::Random, 0, 8, 0).is_err());
+        assert!(Order::new(Sampler::Bucketed, 0, 8, 8).is_err());
     }
 
     #[test]
     fn samplers_are_known_by_their_names() {
-        for sampler in [Sampler::Random, Sampler::Shuffled] {
+        for sampler in Sampler::ALL {
             assert_eq!(Sampler::from_name(sampler.name()).unwrap(), sampler);
         }
         assert!(Sampler::from_name("alphabetical").is_err());

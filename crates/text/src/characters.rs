@@ -1,13 +1,14 @@
 //! The char kind: one token a character, special tokens first, then the characters in order of code point.
 //!
-//! There is no standard file for it, so it has our own JSON: `format`, `version`, `kind`, the special tokens
-//! in order of id, and one string of all characters in order of id.
+//! Its file holds `format`, `version`, `kind`, the special tokens in order of id, and one string of all
+//! characters in order of id.
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
+use crate::items::{self, Limits, VocabularyReport};
 use crate::special::{Part, Specials};
-use crate::{Error, Result, Tokenizer};
+use crate::{Error, Result, Tokenizer, own_json};
 
 /// How often each character occurs in a corpus.
 #[derive(Debug, Clone)]
@@ -20,26 +21,18 @@ pub struct CharCounts {
 /// What char vocabulary to make.
 #[derive(Debug, Clone, Default)]
 pub struct CharOptions {
-    /// At most this many tokens, special ones included; the most frequent characters stay. `None`: all of
-    /// them.
+    /// At most this many tokens, special ones included; the most frequent characters stay, of equally
+    /// frequent ones the smaller by code point. `None`: all of them.
     pub vocab_size: Option<usize>,
     /// Special tokens, which get the first ids in this order; the counts must have been made with the same
-    /// ones.
+    /// ones. [`UNKNOWN`](crate::UNKNOWN) among them receives unknown characters.
     pub special: Vec<String>,
     /// Characters that occur less often are left out.
     pub min_count: u64,
 }
 
 /// What making a char vocabulary did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CharReport {
-    /// Distinct characters in the vocabulary.
-    pub kept: u64,
-    /// Distinct characters left out by the limits; text that has them cannot be encoded.
-    pub dropped: u64,
-    /// Characters counted.
-    pub total: u64,
-}
+pub type CharReport = VocabularyReport;
 
 impl CharCounts {
     /// An empty table; `special` tokens are removed from documents before counting.
@@ -71,6 +64,11 @@ impl CharCounts {
         self.total
     }
 
+    /// How many of them are distinct.
+    pub fn distinct(&self) -> u64 {
+        self.counts.len() as u64
+    }
+
     /// Every distinct character and its count, in order of code point.
     pub fn sorted(&self) -> Vec<(char, u64)> {
         let mut characters: Vec<_> =
@@ -80,36 +78,21 @@ impl CharCounts {
     }
 }
 
-/// Makes a char tokenizer from the counts of a corpus. Text with any other character will be refused, never
-/// changed.
+/// Makes a char tokenizer from the counts of a corpus.
+///
+/// Any other character is an error when encoded, unless [`UNKNOWN`](crate::UNKNOWN) is a special token.
 pub fn train_char(counts: &CharCounts, options: &CharOptions) -> Result<(Tokenizer, CharReport)> {
     counts.specials.check_same(options.special.iter().map(String::as_str))?;
-    if counts.total == 0 {
-        return Err(Error::EmptyCorpus("characters"));
-    }
-    let minimum = options.special.len() + 1;
-    let n_wanted = options.vocab_size.unwrap_or(usize::MAX);
-    if n_wanted < minimum {
-        let needs = format!("{} special tokens and a character must fit", options.special.len());
-        return Err(Error::VocabularyTooSmall { wanted: n_wanted, minimum, needs });
-    }
-    let mut characters = counts.sorted();
-    let n_distinct = characters.len();
-    characters.retain(|&(_, count)| count >= options.min_count);
-    // A stable sort, so that of equally frequent characters the smaller code points stay.
-    characters.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-    characters.truncate(n_wanted - options.special.len());
-    let mut kept: Vec<char> = characters.into_iter().map(|(character, _)| character).collect();
-    if kept.is_empty() {
-        return Err(Error::EmptyCorpus("characters that occur often enough"));
-    }
-    kept.sort_unstable();
-    let report = CharReport {
-        kept: kept.len() as u64,
-        dropped: (n_distinct - kept.len()) as u64,
-        total: counts.total,
+    let limits = Limits {
+        vocab_size: options.vocab_size,
+        n_special: options.special.len(),
+        min_count: options.min_count,
+        noun: "character",
+        nouns: "characters",
+        frequent_nouns: "characters that occur often enough",
     };
-    let vocabulary = CharVocabulary::new(Specials::numbered(&options.special)?, kept);
+    let (characters, report) = items::select(counts.sorted(), &limits)?;
+    let vocabulary = CharVocabulary::new(Specials::numbered(&options.special)?, characters);
     Ok((Tokenizer::from_characters(vocabulary), report))
 }
 
@@ -140,19 +123,30 @@ impl CharVocabulary {
         &self.tokens
     }
 
-    /// Appends one token a character; errors count bytes from `base`.
-    pub(crate) fn encode(&self, text: &[u8], base: usize, out: &mut Vec<u32>) -> Result<()> {
+    /// Appends one token a character, and says how many were unknown; errors count bytes from `base`.
+    pub(crate) fn encode(
+        &self,
+        text: &[u8],
+        base: usize,
+        unknown: Option<u32>,
+        out: &mut Vec<u32>,
+    ) -> Result<u64> {
+        let mut n_unknown = 0;
         for (offset, character) in valid_text(text, base)?.char_indices() {
-            let id = self.ids.get(&character);
-            out.push(*id.ok_or(Error::UnknownCharacter { character, offset: base + offset })?);
+            match self.ids.get(&character) {
+                Some(&id) => out.push(id),
+                None => {
+                    let offset = base + offset;
+                    out.push(unknown.ok_or(Error::UnknownCharacter { character, offset })?);
+                    n_unknown += 1;
+                }
+            }
         }
-        Ok(())
+        Ok(n_unknown)
     }
 }
 
-const FORMAT: &str = "ironmill-tokenizer";
-const VERSION: u32 = 1;
-const KIND: &str = "char";
+pub(crate) const KIND: &str = "char";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -164,41 +158,19 @@ struct File {
     characters: String,
 }
 
-/// Whether the JSON says that it is our own format, whatever its version and kind.
-pub(crate) fn is_own_format(json: &str) -> bool {
-    #[derive(Deserialize)]
-    struct Head {
-        format: String,
-    }
-    serde_json::from_str::<Head>(json).is_ok_and(|head| head.format == FORMAT)
-}
-
 pub(crate) fn to_json(vocabulary: &CharVocabulary) -> String {
-    let file = File {
-        format: FORMAT.to_owned(),
-        version: VERSION,
+    let (format, version) = own_json::format_and_version();
+    own_json::write(&File {
+        format,
+        version,
         kind: KIND.to_owned(),
-        special: vocabulary.specials.as_slice().iter().map(|(text, _)| text.clone()).collect(),
+        special: vocabulary.specials.texts().map(str::to_owned).collect(),
         characters: vocabulary.characters.iter().collect(),
-    };
-    serde_json::to_string_pretty(&file).unwrap_or_default() + "\n"
+    })
 }
 
 pub(crate) fn from_json(json: &str) -> Result<CharVocabulary> {
-    #[derive(Deserialize)]
-    struct Head {
-        version: u32,
-        kind: String,
-    }
-    let bad = |error: serde_json::Error| Error::Format(error.to_string());
-    let head: Head = serde_json::from_str(json).map_err(bad)?;
-    if head.version != VERSION {
-        return Err(Error::Unsupported(format!("version {} of the format {FORMAT}", head.version)));
-    }
-    if head.kind != KIND {
-        return Err(Error::Unsupported(format!("the kind {:?}", head.kind)));
-    }
-    let file: File = serde_json::from_str(json).map_err(bad)?;
+    let file: File = own_json::read(json)?;
     let characters: Vec<char> = file.characters.chars().collect();
     if let Some(pair) = characters.windows(2).find(|pair| pair[0] >= pair[1]) {
         return Err(Error::Format(format!(
@@ -243,7 +215,7 @@ mod tests {
     #[test]
     fn characters_are_numbered_by_code_point_after_the_special_tokens() {
         let (tokenizer, report) = train("bжa 中b<|x|>", &with_special(&["<|x|>"])).unwrap();
-        assert_eq!(report, CharReport { kept: 5, dropped: 0, total: 6 });
+        assert_eq!(report, CharReport { kept: 5, dropped: 0, total: 6, dropped_total: 0 });
         let mut ids = Vec::new();
         tokenizer.encode_with_special(" ab<|x|>ж中".as_bytes(), &mut ids).unwrap();
         assert_eq!(ids, [1, 2, 3, 0, 4, 5]);
@@ -258,7 +230,8 @@ mod tests {
     fn limits_keep_the_most_frequent_characters() {
         let options = CharOptions { vocab_size: Some(2), ..CharOptions::default() };
         let (tokenizer, report) = train("dbbac", &options).unwrap();
-        assert_eq!((report.kept, report.dropped), (2, 2));
+        assert_eq!(report, CharReport { kept: 2, dropped: 2, total: 5, dropped_total: 2 });
+        assert_eq!(report.dropped_share(), 0.4);
         assert_eq!(tokenizer.decode(&[0, 1]).unwrap(), b"ab");
         let options = CharOptions { min_count: 2, ..CharOptions::default() };
         assert_eq!(train("dbbac", &options).unwrap().0.decode(&[0]).unwrap(), b"b");
@@ -281,25 +254,5 @@ mod tests {
         assert!(matches!(train("a", &options), Err(Error::VocabularyTooSmall { minimum: 2, .. })));
         let options = CharOptions { min_count: 9, ..CharOptions::default() };
         assert!(matches!(train("a", &options), Err(Error::EmptyCorpus(_))));
-    }
-
-    #[track_caller]
-    fn check_refused(json: &str, expected: &str) {
-        let error = Tokenizer::from_json(json).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
-    }
-
-    #[test]
-    fn other_versions_kinds_and_orders_are_refused() {
-        let file = |version: u32, kind: &str, rest: &str| {
-            format!(r#"{{"format": "ironmill-tokenizer", "version": {version}, "kind": "{kind}", {rest}}}"#)
-        };
-        check_refused(&file(2, "char", r#""x": 1"#), "version 2");
-        check_refused(&file(1, "word", r#""x": 1"#), "\"word\"");
-        check_refused(&file(1, "char", r#""special": [], "characters": "ba""#), "ascending");
-        check_refused(&file(1, "char", r#""special": [], "characters": "aa""#), "ascending");
-        check_refused(&file(1, "char", r#""special": [], "characters": """#), "no characters");
-        check_refused(&file(1, "char", r#""special": ["x", "x"], "characters": "a""#), "given twice");
-        check_refused(&file(1, "char", r#""special": [], "characters": "a", "unk": 1"#), "unk");
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::pattern::{Pattern, nearest_name};
+
 /// Result of this crate's fallible calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -44,10 +46,10 @@ pub enum Error {
     )]
     Unsupported(String),
     /// A pattern name that is not known and does not look like a regular expression.
-    #[error("unknown pattern `{0}`; use gpt2, cl100k or a regular expression")]
+    #[error("unknown pattern `{0}`; {advice}", advice = pattern_advice(_0))]
     UnknownPattern(String),
     /// A regular expression that does not compile.
-    #[error("the pattern `{pattern}` does not compile: {reason}; correct it, or use gpt2 or cl100k")]
+    #[error("the pattern `{pattern}` does not compile: {reason}; correct it, or use {}", names())]
     BadPattern {
         /// The regular expression.
         pattern: String,
@@ -114,12 +116,25 @@ pub enum Error {
     /// A character that the vocabulary does not have.
     #[error(
         "character {character:?} (U+{code:04X}) at byte {offset} is not in the vocabulary; \
-         train the char tokenizer on text that has it, or use a bpe tokenizer",
+         train the char tokenizer on text that has it, give it the special token <|unknown|>, \
+         or use a bpe tokenizer",
         code = u32::from(*character)
     )]
     UnknownCharacter {
         /// The character.
         character: char,
+        /// Where it is in the text.
+        offset: usize,
+    },
+    /// A word that the vocabulary does not have.
+    #[error(
+        "the word {word:?} at byte {offset} is not in the vocabulary; \
+         train the word tokenizer on text that has it, give it the special token <|unknown|>, \
+         or use a bpe tokenizer"
+    )]
+    UnknownWord {
+        /// The word, cut short if it is long.
+        word: String,
         /// Where it is in the text.
         offset: usize,
     },
@@ -133,6 +148,15 @@ pub enum Error {
         /// The size of the vocabulary.
         vocab_size: usize,
     },
+}
+
+fn pattern_advice(word: &str) -> String {
+    let guess = nearest_name(word).map(|name| format!("did you mean {name}? ")).unwrap_or_default();
+    format!("{guess}use {} or a regular expression", Pattern::NAMES.join(", "))
+}
+
+fn names() -> String {
+    Pattern::NAMES.join(", ")
 }
 
 impl Error {

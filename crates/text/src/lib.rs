@@ -2,7 +2,10 @@
 //!
 //! A document is cut into *pieces* by a [`Pattern`]; [`PieceCounts`] counts the distinct ones; [`train_bpe`]
 //! learns a [`Tokenizer`] from the counts alone, so that any split of the corpus gives the same one. BPE
-//! works on bytes: whatever is encoded decodes to itself.
+//! works on bytes: whatever is encoded decodes to itself. So does the byte kind ([`Tokenizer::byte`]), which
+//! needs no training. The char and word kinds ([`train_char`], [`train_word`]) know the characters or words
+//! of their corpus; another one is an error, or the special token [`UNKNOWN`] if the user asks for it, and is
+//! then counted.
 //!
 //! ```
 //! use ironmill_text::{BpeOptions, Pattern, PieceCounts, Silent, Tokenizer, train_bpe};
@@ -40,21 +43,30 @@
 
 mod bpe;
 mod byte_level;
+mod bytes;
 mod characters;
 mod counts;
 mod decode;
 pub mod durable;
 mod error;
+mod inspect;
+mod items;
+mod own_json;
 mod pattern;
 mod progress;
 mod special;
+mod splitter;
 mod tokenizer;
+mod words;
 
 pub use bpe::train::{BpeOptions, Ties, TrainReport, train_bpe};
 pub use characters::{CharCounts, CharOptions, CharReport, train_char};
 pub use counts::PieceCounts;
 pub use decode::StreamDecoder;
 pub use error::{Error, Result};
+pub use inspect::{Inspection, Sample, inspect};
+pub use items::{Encoded, UNKNOWN, VocabularyReport};
 pub use pattern::Pattern;
 pub use progress::{Progress, Silent};
 pub use tokenizer::{Kind, Tokenizer};
+pub use words::{WordOptions, train_word};

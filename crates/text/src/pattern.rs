@@ -1,32 +1,32 @@
-//! How text is cut into the pieces that tokens never cross.
+//! The patterns that cut text into the pieces that tokens never cross: their names and regular expressions.
 //!
-//! Patterns run through a backtracking regex engine. That is the slow path, and it is the oracle: a
-//! hand-written scanner for a known pattern is right when it cuts every text where this module cuts it.
-//!
-//! Input is bytes. Each maximal valid UTF-8 stretch is given to the regex as a text of its own; what the
-//! regex leaves between its matches is a piece too; each maximal run of invalid bytes is one piece. So the
-//! pieces of a text, joined, are the text, whatever the bytes and the pattern.
-//!
-//! Cost: the built-in patterns match at every position, so a text is scanned once, except that a run of
-//! whitespace is walked a few times, forward and back for the lookahead. The engine remembers a way back for
-//! every character of such a run and has room for a million; a longer run, like a user's regex that
-//! backtracks without bound, is refused with [`Error::PatternFailed`], never cut wrongly.
+//! The built-in ones are written exactly as the public tokenizers have them, so that a `tokenizer.json` made
+//! here is read there, and the other way round, with the same pieces.
 
 use std::fmt;
 use std::str::FromStr;
 
-use fancy_regex::{Regex, RegexBuilder};
-
+use crate::splitter::Splitter;
 use crate::{Error, Result};
 
 /// Which pieces a text is cut into before tokens are formed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Pattern {
     /// The pattern of GPT-2: contractions, letters, digits, other, each with a leading space.
+    #[default]
     Gpt2,
     /// The pattern of GPT-4's cl100k: digits in threes, newlines apart, contractions in any case.
     Cl100k,
-    /// A regular expression in `fancy-regex` syntax. It is never looked at across invalid bytes.
+    /// The pattern of GPT-4o's o200k: like cl100k, but words end where lower case turns into upper case,
+    /// keep their contraction and their combining marks, and slashes join the newlines after punctuation.
+    O200k,
+    /// The pattern of Llama 3, whose regular expression is that of cl100k. A `tokenizer.json` holds only the
+    /// expression, so what was written with this name is read back as [`Cl100k`](Self::Cl100k).
+    Llama3,
+    /// The pattern of Qwen 2 and its successors: cl100k with every digit on its own.
+    Qwen2,
+    /// A regular expression in `fancy-regex` syntax, of at most 4,096 bytes. It is never looked at across
+    /// invalid bytes; an expression too large to compile, or too costly on a text, is an error.
     Regex(String),
 }
 
@@ -37,209 +37,171 @@ const CL100K: &str = concat!(
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+const O200K: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+const QWEN2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// The built-in patterns; of two with the same regular expression, a file is read as the first.
+const BUILT_IN: [Pattern; 5] =
+    [Pattern::Gpt2, Pattern::Cl100k, Pattern::O200k, Pattern::Llama3, Pattern::Qwen2];
+
 impl Pattern {
+    /// The names of the built-in patterns.
+    pub const NAMES: [&'static str; 5] = ["gpt2", "cl100k", "o200k", "llama3", "qwen2"];
+
     /// The regular expression that defines this pattern.
     pub fn regex(&self) -> &str {
         match self {
             Self::Gpt2 => GPT2,
-            Self::Cl100k => CL100K,
+            Self::Cl100k | Self::Llama3 => CL100K,
+            Self::O200k => O200K,
+            Self::Qwen2 => QWEN2,
             Self::Regex(source) => source,
         }
     }
 
+    /// The name of a built-in pattern; `None` for a regular expression of the user's.
+    pub fn name(&self) -> Option<&'static str> {
+        match self {
+            Self::Gpt2 => Some("gpt2"),
+            Self::Cl100k => Some("cl100k"),
+            Self::O200k => Some("o200k"),
+            Self::Llama3 => Some("llama3"),
+            Self::Qwen2 => Some("qwen2"),
+            Self::Regex(_) => None,
+        }
+    }
+
+    /// The built-in pattern with this name.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        BUILT_IN.into_iter().find(|pattern| pattern.name() == Some(name))
+    }
+
     /// The pattern of a regular expression found in a tokenizer file.
     pub(crate) fn from_regex(source: &str) -> Self {
-        if source == CL100K { Self::Cl100k } else { Self::Regex(source.to_owned()) }
+        let known = BUILT_IN.into_iter().find(|pattern| pattern.regex() == source);
+        known.unwrap_or_else(|| Self::Regex(source.to_owned()))
     }
 }
 
 impl FromStr for Pattern {
     type Err = Error;
 
-    /// Reads `gpt2`, `cl100k` or a regular expression. A bare word is taken for a misspelt name, not for a
-    /// regex.
+    /// Reads one of [`NAMES`](Self::NAMES) or a regular expression. A word of letters and digits, or a name
+    /// with dots and dashes such as `qwen2.5`, is taken for a misspelt name, not for a regex; who means a
+    /// regex puts it in `(?:…)`.
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "gpt2" => Ok(Self::Gpt2),
-            "cl100k" => Ok(Self::Cl100k),
-            _ if text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') => {
-                Err(Error::UnknownPattern(text.to_owned()))
-            }
-            _ => {
-                let pattern = Self::Regex(text.to_owned());
-                Splitter::new(&pattern)?;
-                Ok(pattern)
-            }
+        if let Some(pattern) = Self::from_name(text) {
+            return Ok(pattern);
         }
+        if looks_like_a_name(text) {
+            return Err(Error::UnknownPattern(text.to_owned()));
+        }
+        let pattern = Self::Regex(text.to_owned());
+        Splitter::new(&pattern)?;
+        Ok(pattern)
     }
 }
 
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gpt2 => "gpt2",
-            Self::Cl100k => "cl100k",
-            Self::Regex(source) => source,
-        })
+        f.write_str(self.name().unwrap_or_else(|| self.regex()))
     }
 }
 
-/// A compiled pattern.
-#[derive(Debug, Clone)]
-pub(crate) struct Splitter {
-    pattern: Pattern,
-    regex: Regex,
+fn looks_like_a_name(text: &str) -> bool {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    text.chars().all(is_word)
+        || text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.chars().all(|c| is_word(c) || c == '.')
 }
 
-impl Splitter {
-    pub(crate) fn new(pattern: &Pattern) -> Result<Self> {
-        let mut builder = RegexBuilder::new(pattern.regex());
-        if !matches!(pattern, Pattern::Regex(_)) {
-            // A built-in pattern steps back at most a few times for each character, so it needs no limit.
-            builder.backtrack_limit(usize::MAX);
-        }
-        let regex = builder
-            .build()
-            .map_err(|error| Error::BadPattern { pattern: pattern.to_string(), reason: error.to_string() })?;
-        Ok(Self { pattern: pattern.clone(), regex })
-    }
+/// The built-in name that `word` most likely means, if it is like one at all.
+pub(crate) fn nearest_name(word: &str) -> Option<&'static str> {
+    let lower = word.to_ascii_lowercase();
+    let plain: String = lower.trim_end_matches("_base").chars().filter(char::is_ascii_alphanumeric).collect();
+    let distances = Pattern::NAMES.map(|name| (n_edits(name, &plain), name));
+    // The shortest name has four letters, so three mistakes would make it anything.
+    distances.into_iter().min().filter(|&(distance, _)| distance <= 2).map(|(_, name)| name)
+}
 
-    pub(crate) fn pattern(&self) -> &Pattern {
-        &self.pattern
-    }
-
-    /// Calls `visit` with each piece of `text` in order; no piece is empty.
-    pub(crate) fn for_each_piece<'t>(
-        &self,
-        text: &'t [u8],
-        mut visit: impl FnMut(&'t [u8]) -> Result<()>,
-    ) -> Result<()> {
-        // Chunks are a valid stretch followed by up to three invalid bytes, so a run of invalid bytes comes
-        // in several.
-        let mut offset = 0;
-        let mut invalid_start = 0;
-        for chunk in text.utf8_chunks() {
-            if !chunk.valid().is_empty() {
-                if invalid_start < offset {
-                    visit(&text[invalid_start..offset])?;
-                }
-                self.split_valid(chunk.valid(), &text[offset..offset + chunk.valid().len()], &mut visit)?;
-                offset += chunk.valid().len();
-                invalid_start = offset;
-            }
-            offset += chunk.invalid().len();
+/// How many insertions, removals, replacements and swaps of neighbours turn one word into the other.
+fn n_edits(from: &str, to: &str) -> usize {
+    let (from, to) = (from.as_bytes(), to.as_bytes());
+    let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
+    for i in 0..=from.len() {
+        for j in 0..=to.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let replaced = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+                let swapped = if i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1] {
+                    rows[i - 2][j - 2] + 1
+                } else {
+                    usize::MAX
+                };
+                replaced.min(swapped).min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1)
+            };
         }
-        if invalid_start < offset { visit(&text[invalid_start..offset]) } else { Ok(()) }
     }
-
-    /// `bytes` are the bytes of `text`, with the lifetime that pieces must have.
-    fn split_valid<'t>(
-        &self,
-        text: &str,
-        bytes: &'t [u8],
-        visit: &mut impl FnMut(&'t [u8]) -> Result<()>,
-    ) -> Result<()> {
-        let mut end_of_last = 0;
-        for found in self.regex.find_iter(text) {
-            let found = found.map_err(|error| Error::PatternFailed {
-                pattern: self.pattern.to_string(),
-                reason: error.to_string(),
-            })?;
-            if end_of_last < found.start() {
-                visit(&bytes[end_of_last..found.start()])?;
-            }
-            if found.start() < found.end() {
-                visit(&bytes[found.start()..found.end()])?;
-            }
-            end_of_last = found.end();
-        }
-        if end_of_last < bytes.len() { visit(&bytes[end_of_last..]) } else { Ok(()) }
-    }
+    rows[from.len()][to.len()]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pieces<'t>(pattern: &str, text: &'t [u8]) -> Vec<&'t [u8]> {
-        let pattern = match pattern {
-            "gpt2" => Pattern::Gpt2,
-            "cl100k" => Pattern::Cl100k,
-            other => Pattern::Regex(other.to_owned()),
-        };
-        let mut pieces = Vec::new();
-        let splitter = Splitter::new(&pattern).unwrap();
-        splitter
-            .for_each_piece(text, |piece| {
-                pieces.push(piece);
-                Ok(())
-            })
-            .unwrap();
-        pieces
-    }
-
-    #[track_caller]
-    fn check(pattern: &str, text: &str, expected: &[&str]) {
-        let found: Vec<_> =
-            pieces(pattern, text.as_bytes()).into_iter().map(String::from_utf8_lossy).collect();
-        assert_eq!(found, expected, "{pattern} on {text:?}");
-    }
-
     #[test]
-    fn gpt2_cuts_words_digits_punctuation_and_spaces() {
-        check("gpt2", "", &[]);
-        check("gpt2", "Hello world's 1234!!", &["Hello", " world", "'s", " 1234", "!!"]);
-        check("gpt2", "a   b \n\n c  ", &["a", "  ", " b", " \n\n", " c", "  "]);
-        check("gpt2", "It'S Привіт, 世界", &["It", "'", "S", " Привіт", ",", " 世界"]);
-    }
-
-    #[test]
-    fn cl100k_cuts_digits_in_threes_and_newlines_apart() {
-        check("cl100k", "It'S 12345;\n\n  x", &["It", "'S", " ", "123", "45", ";\n\n", " ", " x"]);
-        check("cl100k", "a \n \n b.c", &["a", " \n \n", " b", ".c"]);
-    }
-
-    #[test]
-    fn what_a_regex_leaves_between_matches_is_kept() {
-        check(r"\d+", "ab12cd3", &["ab", "12", "cd", "3"]);
-        check(r"x", "abc", &["abc"]);
-        check(r"(?=b)", "abab", &["a", "ba", "b"]);
-        check(r"q*", "añb", &["a", "ñ", "b"]);
-    }
-
-    #[test]
-    fn a_run_of_invalid_bytes_is_one_piece() {
-        let text = b"ab\xff\xfe\xe4\xb8 c\x80";
-        let expected: [&[u8]; 4] = [b"ab", b"\xff\xfe\xe4\xb8", b" c", b"\x80"];
-        assert_eq!(pieces("gpt2", text), expected);
-        assert_eq!(pieces("cl100k", text), expected);
-    }
-
-    #[test]
-    fn long_runs_of_one_character_do_not_fail() {
-        for pattern in ["gpt2", "cl100k"] {
-            for unit in [" ", "\n", "a", "1", "!", " \u{a0}", "'"] {
-                let text = unit.repeat(900_000 / unit.len());
-                let total: usize =
-                    pieces(pattern, format!("{text}x").as_bytes()).iter().map(|p| p.len()).sum();
-                assert_eq!(total, text.len() + 1, "{pattern} on {unit:?}");
-            }
+    fn names_and_regexes_read_back() {
+        for name in Pattern::NAMES.into_iter().chain([r"\p{L}+|\s", "(?:ab)", "."]) {
+            let pattern: Pattern = name.parse().unwrap();
+            assert_eq!(pattern.to_string(), name);
+            assert_eq!(pattern.name().is_some(), Pattern::NAMES.contains(&name));
         }
-    }
-
-    #[test]
-    fn what_the_engine_cannot_hold_is_an_error_that_names_the_pattern() {
-        let splitter = Splitter::new(&Pattern::Regex(r"(?:(a|aa)+)\1(?=b)".to_owned())).unwrap();
-        let error = splitter.for_each_piece("a".repeat(200).as_bytes(), |_| Ok(())).unwrap_err();
-        assert!(error.to_string().contains(r"(?:(a|aa)+)\1(?=b)"), "{error}");
-    }
-
-    #[test]
-    fn names_read_back_and_misspelt_names_are_refused() {
-        for name in ["gpt2", "cl100k", r"\p{L}+|\s"] {
-            assert_eq!(name.parse::<Pattern>().unwrap().to_string(), name);
-        }
-        assert!(matches!("gtp2".parse::<Pattern>(), Err(Error::UnknownPattern(_))));
         assert!(matches!("(".parse::<Pattern>(), Err(Error::BadPattern { .. })));
+    }
+
+    #[test]
+    fn a_file_that_holds_a_built_in_regex_has_that_pattern() {
+        for pattern in BUILT_IN {
+            let read = Pattern::from_regex(pattern.regex());
+            assert_eq!(read.regex(), pattern.regex());
+            assert_eq!(read == pattern, pattern != Pattern::Llama3);
+        }
+    }
+
+    #[test]
+    fn a_misspelt_name_is_refused_and_the_nearest_one_suggested() {
+        for (word, expected) in [
+            ("gtp2", "did you mean gpt2?"),
+            ("GPT-2", "did you mean gpt2?"),
+            ("cl100k_base", "did you mean cl100k?"),
+            ("o200", "did you mean o200k?"),
+            ("llama-3", "did you mean llama3?"),
+            ("llama3.1", "did you mean llama3?"),
+            ("qwen2.5", "did you mean qwen2?"),
+            ("words", "use gpt2, cl100k, o200k, llama3, qwen2 or a regular expression"),
+            ("", "use gpt2, cl100k, o200k, llama3, qwen2 or a regular expression"),
+        ] {
+            let error = word.parse::<Pattern>().unwrap_err();
+            assert!(matches!(error, Error::UnknownPattern(_)), "{word}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        assert!(!"words".parse::<Pattern>().unwrap_err().to_string().contains("did you mean"));
+    }
+
+    #[test]
+    fn edits_are_counted() {
+        for (from, to, expected) in [("", "", 0), ("abc", "", 3), ("gpt2", "gtp2", 1), ("ab", "xabx", 2)] {
+            assert_eq!(n_edits(from, to), expected, "{from} {to}");
+        }
     }
 }

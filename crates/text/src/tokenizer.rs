@@ -1,13 +1,18 @@
 //! The tokenizer that users hold: one type for every kind.
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::bpe::{self, Bpe};
+use crate::bytes::{self, ByteVocabulary};
 use crate::characters::{self, CharVocabulary};
+use crate::items::{Encoded, UNKNOWN};
+use crate::pattern::Pattern;
 use crate::special::{Part, Specials};
-use crate::{Error, Result, StreamDecoder, durable};
+use crate::words::{self, WordVocabulary};
+use crate::{Error, Result, StreamDecoder, durable, own_json};
 
 /// Turns text into token ids and back. Immutable; a clone shares its tables.
 #[derive(Debug, Clone)]
@@ -22,23 +27,60 @@ pub enum Kind {
     Bpe,
     /// One token a character: only text of known characters can be encoded.
     Char,
+    /// One token a word: only text of known words can be encoded.
+    Word,
+    /// One token a byte: any input can be encoded.
+    Byte,
+}
+
+impl Kind {
+    /// The name of the kind, as people type it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bpe => "bpe",
+            Self::Char => characters::KIND,
+            Self::Word => words::KIND,
+            Self::Byte => bytes::KIND,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 #[derive(Debug, Clone)]
 enum Model {
     Bpe(Arc<Bpe>),
     Char(Arc<CharVocabulary>),
+    Word(Arc<WordVocabulary>),
+    Byte(Arc<ByteVocabulary>),
 }
 
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 impl Tokenizer {
+    /// A byte tokenizer: the id of a byte is its value, and the special tokens follow from 256.
+    pub fn byte(special: &[String]) -> Result<Self> {
+        Ok(Self::from_bytes(ByteVocabulary::new(special)?))
+    }
+
     pub(crate) fn from_bpe(bpe: Bpe) -> Self {
         Self { model: Model::Bpe(Arc::new(bpe)) }
     }
 
     pub(crate) fn from_characters(vocabulary: CharVocabulary) -> Self {
         Self { model: Model::Char(Arc::new(vocabulary)) }
+    }
+
+    pub(crate) fn from_words(vocabulary: WordVocabulary) -> Self {
+        Self { model: Model::Word(Arc::new(vocabulary)) }
+    }
+
+    fn from_bytes(vocabulary: ByteVocabulary) -> Self {
+        Self { model: Model::Byte(Arc::new(vocabulary)) }
     }
 
     /// Reads a byte-level BPE `tokenizer.json` of Hugging Face, or the file that [`save`](Self::save) wrote.
@@ -56,14 +98,18 @@ impl Tokenizer {
 
     /// Reads the content of a tokenizer file.
     pub fn from_json(json: &str) -> Result<Self> {
-        if characters::is_own_format(json) {
-            characters::from_json(json).map(Self::from_characters)
-        } else {
-            bpe::json::from_json(json).map(Self::from_bpe)
+        if !own_json::is_own(json) {
+            return bpe::json::from_json(json).map(Self::from_bpe);
+        }
+        match &*own_json::kind_of(json)? {
+            characters::KIND => characters::from_json(json).map(Self::from_characters),
+            words::KIND => words::from_json(json).map(Self::from_words),
+            bytes::KIND => bytes::from_json(json).map(Self::from_bytes),
+            other => Err(Error::Unsupported(format!("the kind {other:?}"))),
         }
     }
 
-    /// The tokenizer as a file: `tokenizer.json` of Hugging Face for BPE, our own JSON for the char kind.
+    /// The tokenizer as a file: `tokenizer.json` of Hugging Face for BPE, our own JSON for the other kinds.
     ///
     /// The same tokenizer always gives the same text, and [`from_json`](Self::from_json) reads it back
     /// unchanged.
@@ -71,6 +117,8 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => bpe::json::to_json(bpe),
             Model::Char(vocabulary) => characters::to_json(vocabulary),
+            Model::Word(vocabulary) => words::to_json(vocabulary),
+            Model::Byte(vocabulary) => bytes::to_json(vocabulary),
         }
     }
 
@@ -79,6 +127,25 @@ impl Tokenizer {
         match self.model {
             Model::Bpe(_) => Kind::Bpe,
             Model::Char(_) => Kind::Char,
+            Model::Word(_) => Kind::Word,
+            Model::Byte(_) => Kind::Byte,
+        }
+    }
+
+    /// The pattern that cuts text into pieces; the char and byte kinds need none.
+    pub fn pattern(&self) -> Option<&Pattern> {
+        match &self.model {
+            Model::Bpe(bpe) => Some(bpe.pattern()),
+            Model::Word(vocabulary) => Some(vocabulary.pattern()),
+            Model::Char(_) | Model::Byte(_) => None,
+        }
+    }
+
+    /// How many merges a BPE tokenizer has; 0 for the other kinds.
+    pub fn n_merges(&self) -> usize {
+        match &self.model {
+            Model::Bpe(bpe) => bpe.n_merges(),
+            Model::Char(_) | Model::Word(_) | Model::Byte(_) => 0,
         }
     }
 
@@ -89,18 +156,33 @@ impl Tokenizer {
 
     /// Appends the tokens of ordinary text: the text of a special token means nothing here.
     ///
-    /// After an error, `out` may hold the tokens of a part of the text.
+    /// A character or word that the vocabulary does not have is an error, unless the tokenizer has the
+    /// special token [`UNKNOWN`]. After an error, `out` may hold the tokens of a part of the text.
     pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> Result<()> {
-        match &self.model {
-            Model::Bpe(bpe) => bpe.encode(text, out),
-            Model::Char(vocabulary) => vocabulary.encode(text, 0, out),
-        }
+        self.encode_counting_unknown(text, out).map(|_| ())
+    }
+
+    /// [`encode`](Self::encode), which also says how many tokens it appended and how many of them stand for
+    /// something unknown.
+    pub fn encode_counting_unknown(&self, text: &[u8], out: &mut Vec<u32>) -> Result<Encoded> {
+        let start = out.len();
+        let unknown = self.encode_stretch(text, 0, self.unknown_id(), out)?;
+        Ok(Encoded { tokens: (out.len() - start) as u64, unknown })
     }
 
     /// Appends the tokens of text in which special tokens are recognised: the leftmost first, of those the
     /// longest. The text around them is encoded as if each stretch stood alone.
     pub fn encode_with_special(&self, text: &[u8], out: &mut Vec<u32>) -> Result<()> {
+        self.encode_with_special_counting_unknown(text, out).map(|_| ())
+    }
+
+    /// [`encode_with_special`](Self::encode_with_special), which also says how many tokens it appended and
+    /// how many of them stand for something unknown. The text of [`UNKNOWN`] itself is not unknown.
+    pub fn encode_with_special_counting_unknown(&self, text: &[u8], out: &mut Vec<u32>) -> Result<Encoded> {
+        let start = out.len();
+        let unknown_id = self.unknown_id();
         let mut offset = 0;
+        let mut unknown = 0;
         self.specials().for_each_part(text, |part| match part {
             Part::Special(id) => {
                 out.push(id);
@@ -108,14 +190,35 @@ impl Tokenizer {
                 Ok(())
             }
             Part::Text(stretch) => {
-                match &self.model {
-                    Model::Bpe(bpe) => bpe.encode(stretch, out)?,
-                    Model::Char(vocabulary) => vocabulary.encode(stretch, offset, out)?,
-                }
+                unknown += self.encode_stretch(stretch, offset, unknown_id, out)?;
                 offset += stretch.len();
                 Ok(())
             }
-        })
+        })?;
+        Ok(Encoded { tokens: (out.len() - start) as u64, unknown })
+    }
+
+    /// Encodes ordinary text with `id` for whatever the vocabulary does not have, and says how often.
+    pub(crate) fn encode_with_unknown_as(&self, text: &[u8], id: u32, out: &mut Vec<u32>) -> Result<u64> {
+        self.encode_stretch(text, 0, Some(id), out)
+    }
+
+    /// Appends the tokens of ordinary text with `unknown` for whatever the vocabulary does not have, and says
+    /// how often; errors count bytes from `base`.
+    fn encode_stretch(
+        &self,
+        text: &[u8],
+        base: usize,
+        unknown: Option<u32>,
+        out: &mut Vec<u32>,
+    ) -> Result<u64> {
+        match &self.model {
+            Model::Bpe(bpe) => bpe.encode(text, out)?,
+            Model::Byte(_) => ByteVocabulary::encode(text, out),
+            Model::Char(vocabulary) => return vocabulary.encode(text, base, unknown, out),
+            Model::Word(vocabulary) => return vocabulary.encode(text, base, unknown, out),
+        }
+        Ok(0)
     }
 
     /// The bytes of the tokens, joined. Special tokens give their text.
@@ -157,6 +260,15 @@ impl Tokenizer {
         self.special_id(END_OF_TEXT)
     }
 
+    /// The id that unknown characters or words get: that of [`UNKNOWN`], if that is a special token. `None`
+    /// also for the kinds to which nothing is unknown.
+    pub fn unknown_id(&self) -> Option<u32> {
+        match self.model {
+            Model::Char(_) | Model::Word(_) => self.special_id(UNKNOWN),
+            Model::Bpe(_) | Model::Byte(_) => None,
+        }
+    }
+
     /// BLAKE3 of [`to_json`](Self::to_json): equal for tokenizers that give equal ids and texts.
     pub fn hash(&self) -> [u8; 32] {
         *blake3::hash(self.to_json().as_bytes()).as_bytes()
@@ -170,6 +282,8 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => bpe.tokens(),
             Model::Char(vocabulary) => vocabulary.tokens(),
+            Model::Word(vocabulary) => vocabulary.tokens(),
+            Model::Byte(vocabulary) => vocabulary.tokens(),
         }
     }
 
@@ -177,6 +291,8 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => bpe.specials(),
             Model::Char(vocabulary) => vocabulary.specials(),
+            Model::Word(vocabulary) => vocabulary.specials(),
+            Model::Byte(vocabulary) => vocabulary.specials(),
         }
     }
 }

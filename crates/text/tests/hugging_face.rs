@@ -94,6 +94,21 @@ fn cl100k_training_and_ids_are_theirs() {
 }
 
 #[test]
+fn o200k_training_and_ids_are_theirs() {
+    check("o200k");
+}
+
+#[test]
+fn llama3_training_and_ids_are_theirs() {
+    check("llama3");
+}
+
+#[test]
+fn qwen2_training_and_ids_are_theirs() {
+    check("qwen2");
+}
+
+#[test]
 fn training_with_limits_that_ends_early_is_theirs() {
     check("limits");
 }
@@ -104,7 +119,7 @@ fn training_with_a_regex_that_leaves_gaps_is_theirs() {
 }
 
 /// The script checks with `--check` that these files load there and give the golden ids.
-const CHECKED_THERE: [&str; 2] = ["gpt2", "cl100k"];
+const CHECKED_THERE: [&str; 5] = ["gpt2", "cl100k", "o200k", "llama3", "qwen2"];
 
 #[test]
 fn the_files_that_were_checked_there_are_what_is_written() {

@@ -2,9 +2,12 @@
 //!
 //! The bodies are plain Rust that the compiler turns into vector code. They use no fused multiply-add, and their sums run
 //! over a fixed number of lanes, so a result is the same bit for bit under every instruction set.
-#![expect(
-    unsafe_code,
-    reason = "functions compiled for an instruction set are unsafe to call without a proof of it"
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(
+        unsafe_code,
+        reason = "functions compiled for an instruction set need a proof of it to be called"
+    )
 )]
 
 use super::simd::{InstructionSet, Simd};
@@ -46,7 +49,9 @@ macro_rules! vectorised {
                     // SAFETY: as above.
                     unsafe { avx2($($argument),*) }
                 }
-                _ => body($($argument),*),
+                InstructionSet::Portable => body($($argument),*),
+                #[cfg(not(target_arch = "x86_64"))]
+                InstructionSet::Avx2 | InstructionSet::Avx512 => body($($argument),*),
             }
         }
     )*};
@@ -112,32 +117,32 @@ fn sigmoid(x: f32) -> (f32, f32) {
     (sigmoid, e * sigmoid)
 }
 
+/// The sum of all lanes, each half added to the other until one is left.
 #[inline(always)]
-fn total(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] += lanes[i + half];
-        }
-        half /= 2;
+fn total(lanes: [f32; LANES]) -> f32 {
+    #[inline(always)]
+    fn halve<const N: usize, const HALF: usize>(lanes: [f32; N]) -> [f32; HALF] {
+        std::array::from_fn(|i| lanes[i] + lanes[i + HALF])
     }
-    lanes[0]
+    let lanes = halve::<4, 2>(halve::<8, 4>(halve::<16, 8>(halve::<32, 16>(lanes))));
+    lanes[0] + lanes[1]
 }
 
-/// Σ of a term per index below `len`.
+/// Σ of a term of one element of each slice; all slices are as long as the first. Whole chunks are taken as arrays, because
+/// a check at every element would keep the loop from becoming vector code.
 #[inline(always)]
-fn sum_of(len: usize, term: impl Fn(usize) -> f32) -> f32 {
+fn sum_of<const A: usize>(slices: [&[f32]; A], term: impl Fn([f32; A]) -> f32) -> f32 {
+    let len = slices[0].len();
+    let chunks: [_; A] = std::array::from_fn(|a| slices[a][..len].as_chunks::<LANES>());
     let mut lanes = [0.0; LANES];
-    let whole = len / LANES * LANES;
-    let mut start = 0;
-    while start < whole {
+    for c in 0..len / LANES {
+        let chunk: [&[f32; LANES]; A] = std::array::from_fn(|a| &chunks[a].0[c]);
         for (i, lane) in lanes.iter_mut().enumerate() {
-            *lane += term(start + i);
+            *lane += term(std::array::from_fn(|a| chunk[a][i]));
         }
-        start += LANES;
     }
-    for (i, lane) in lanes.iter_mut().enumerate().take(len - whole) {
-        *lane += term(whole + i);
+    for (i, lane) in lanes.iter_mut().enumerate().take(len % LANES) {
+        *lane += term(std::array::from_fn(|a| chunks[a].1[i]));
     }
     total(lanes)
 }
@@ -147,14 +152,33 @@ fn sum_of(len: usize, term: impl Fn(usize) -> f32) -> f32 {
 fn max_of(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
-    let mut keep = |values: &[f32]| {
-        for (lane, &value) in lanes.iter_mut().zip(values) {
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
             *lane = if value > *lane { value } else { *lane };
         }
-    };
-    chunks.iter().for_each(|chunk| keep(chunk));
-    keep(rest);
-    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane = if value > *lane { value } else { *lane };
+    }
+    let mut half = [f32::NEG_INFINITY; LANES / 2];
+    for (i, half) in half.iter_mut().enumerate() {
+        *half = if lanes[i] > lanes[i + LANES / 2] { lanes[i] } else { lanes[i + LANES / 2] };
+    }
+    half.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
+}
+
+/// Random blocks that are drawn side by side.
+const BLOCKS: usize = 16;
+
+/// The words of `philox` for consecutive first words of the counter. Written over arrays, so that the rounds of all blocks
+/// are vector operations.
+#[inline(always)]
+fn philox_blocks(key: [u32; 2], first: u32, rest: [u32; 3]) -> [[u32; 4]; BLOCKS] {
+    let mut words = [[0; 4]; BLOCKS];
+    for (i, words) in words.iter_mut().enumerate() {
+        *words = crate::philox::philox(key, [first.wrapping_add(i as u32), rest[0], rest[1], rest[2]]);
+    }
+    words
 }
 
 /// The constants of a step of gradient descent, the same for all elements of a range.
@@ -228,8 +252,7 @@ vectorised! {
 
     /// Σ a·b.
     fn dot(a: &[f32], b: &[f32]) -> f32 {
-        let b = &b[..a.len()];
-        sum_of(a.len(), |i| a[i] * b[i])
+        sum_of([a, b], |[a, b]| a * b)
     }
 
     /// Σ x in double precision.
@@ -340,14 +363,14 @@ vectorised! {
 
     /// 1/√(mean square + eps) of a row.
     fn rms_statistic(x: &[f32], eps: f32) -> f32 {
-        1.0 / (sum_of(x.len(), |i| x[i] * x[i]) / x.len() as f32 + eps).sqrt()
+        1.0 / (sum_of([x], |[x]| x * x) / x.len() as f32 + eps).sqrt()
     }
 
     /// With x̂ = x·rstd and g = d_y·gain: d_x ← rstd·(g − x̂·mean(g·x̂)).
     fn rms_grad_input(d_y: &[f32], x: &[f32], gain: &[f32], rstd: f32, d_x: &mut [f32]) {
         let columns = d_x.len();
         let (d_y, x, gain) = (&d_y[..columns], &x[..columns], &gain[..columns]);
-        let mean_product = sum_of(columns, |i| d_y[i] * gain[i] * (x[i] * rstd)) / columns as f32;
+        let mean_product = sum_of([d_y, gain, x], |[d_y, gain, x]| d_y * gain * (x * rstd)) / columns as f32;
         for i in 0..columns {
             d_x[i] = rstd * (d_y[i] * gain[i] - x[i] * rstd * mean_product);
         }
@@ -356,8 +379,8 @@ vectorised! {
     /// Mean and 1/√(variance + eps) of a row.
     fn norm_statistics(x: &[f32], eps: f32) -> (f32, f32) {
         let columns = x.len() as f32;
-        let mean = sum_of(x.len(), |i| x[i]) / columns;
-        let variance = sum_of(x.len(), |i| (x[i] - mean) * (x[i] - mean)) / columns;
+        let mean = sum_of([x], |[x]| x) / columns;
+        let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / columns;
         (mean, 1.0 / (variance + eps).sqrt())
     }
 
@@ -379,12 +402,12 @@ vectorised! {
 
     /// With x̂ = (x − mean)·rstd and g = d_y·gain: d_x ← rstd·(g − mean(g) − x̂·mean(g·x̂)).
     fn norm_grad_input(d_y: &[f32], x: &[f32], gain: &[f32], mean: f32, rstd: f32, d_x: &mut [f32]) {
-        let columns = d_x.len();
-        let (d_y, x, gain) = (&d_y[..columns], &x[..columns], &gain[..columns]);
-        let mean_g = sum_of(columns, |i| d_y[i] * gain[i]) / columns as f32;
-        let mean_product = sum_of(columns, |i| d_y[i] * gain[i] * ((x[i] - mean) * rstd)) / columns as f32;
-        for i in 0..columns {
-            d_x[i] = rstd * (d_y[i] * gain[i] - mean_g - (x[i] - mean) * rstd * mean_product);
+        let columns = d_x.len() as f32;
+        let mean_g = sum_of([d_y, gain], |[d_y, gain]| d_y * gain) / columns;
+        let product = |[d_y, gain, x]: [f32; 3]| d_y * gain * ((x - mean) * rstd);
+        let mean_product = sum_of([d_y, gain, x], product) / columns;
+        for ((d_x, d_y), (x, gain)) in d_x.iter_mut().zip(d_y).zip(x.iter().zip(gain)) {
+            *d_x = rstd * (d_y * gain - mean_g - (x - mean) * rstd * mean_product);
         }
     }
 
@@ -399,7 +422,7 @@ vectorised! {
     /// ln Σ e^x.
     fn log_sum_exp(x: &[f32]) -> f32 {
         let max = max_of(x);
-        max + sum_of(x.len(), |i| exp(x[i] - max)).ln()
+        max + sum_of([x], |[x]| exp(x - max)).ln()
     }
 
     /// x ← e^(x·scale − max), with max the largest x·scale; gives max and the sum. The scale is positive.
@@ -408,7 +431,7 @@ vectorised! {
         for x in x.iter_mut() {
             *x = exp(*x * scale - max);
         }
-        (max, sum_of(x.len(), |i| x[i]))
+        (max, sum_of([x], |[x]| x))
     }
 
     /// x ← e^(x·scale − offset).
@@ -463,13 +486,14 @@ vectorised! {
     /// y ← x·scale where the random word of the element is at least the threshold, else 0; words are drawn as
     /// `Op::Dropout` says.
     fn dropout(mask: DropMask, x: &[f32], y: &mut [f32]) {
-        let [mut block, sample, number, step] = mask.counter;
-        for (y, x) in y.chunks_mut(4).zip(x.chunks(4)) {
-            let words = crate::philox::philox(mask.key, [block, sample, number, step]);
-            for ((y, x), word) in y.iter_mut().zip(x).zip(words) {
+        let [first_block, sample, number, step] = mask.counter;
+        for (index, (y, x)) in y.chunks_mut(4 * BLOCKS).zip(x.chunks(4 * BLOCKS)).enumerate() {
+            let block = first_block.wrapping_add((index * BLOCKS) as u32);
+            let words = philox_blocks(mask.key, block, [sample, number, step]);
+            let words = words.as_flattened();
+            for ((y, x), &word) in y.iter_mut().zip(x).zip(words) {
                 *y = if word < mask.threshold { 0.0 } else { x * mask.scale };
             }
-            block = block.wrapping_add(1);
         }
     }
 }

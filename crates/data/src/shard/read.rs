@@ -23,6 +23,9 @@ pub struct Shard {
     hash: [u8; 32],
     /// One bit a block: whether it has been found to match its checksum.
     verified: Vec<AtomicU64>,
+    /// How often bytes were read, for the tests that bound what a batch costs.
+    #[cfg(test)]
+    pub(crate) reads: AtomicU64,
 }
 
 impl Shard {
@@ -52,7 +55,17 @@ impl Shard {
         let mut hash = [0; TRAILER_BYTES as usize];
         read_exact_at(&file, &mut hash, sections.trailer_at).map_err(Error::read(path))?;
         let verified = (0..checksums.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Ok(Shard { path: path.to_path_buf(), file, header, sections, checksums, hash, verified })
+        Ok(Shard {
+            path: path.to_path_buf(),
+            file,
+            header,
+            sections,
+            checksums,
+            hash,
+            verified,
+            #[cfg(test)]
+            reads: AtomicU64::new(0),
+        })
     }
 
     /// The shard's header.
@@ -99,17 +112,21 @@ impl Shard {
         Ok(())
     }
 
-    /// Fills `out` with the first tokens' positions of the documents from number `first` on.
+    /// Fills `out` with the first tokens' positions of the documents from number `first` on: each at most the number of tokens,
+    /// none before the one before it.
     pub fn document_offsets(&self, first: u64, out: &mut [u64]) -> Result<()> {
         let (start, end) = self.range("documents", first, out.len() as u64, self.header.documents)?;
         self.verify_blocks(self.sections.token_blocks, start * OFFSET_BYTES, end * OFFSET_BYTES)?;
         let mut at = self.sections.offsets_at + start * OFFSET_BYTES;
         let mut chunk = [0; CHUNK_BYTES];
+        let mut previous = 0;
         for part in out.chunks_mut(CHUNK_BYTES / OFFSET_BYTES as usize) {
             let bytes = &mut chunk[..part.len() * OFFSET_BYTES as usize];
             self.read_bytes(bytes, at)?;
             for (offset, eight) in part.iter_mut().zip(bytes.as_chunks::<8>().0) {
                 *offset = u64::from_le_bytes(*eight);
+                self.check_offset(at, previous, *offset)?;
+                previous = *offset;
             }
             at += bytes.len() as u64;
         }
@@ -128,10 +145,7 @@ impl Shard {
                 if is_offsets {
                     for eight in bytes.as_chunks::<8>().0 {
                         let offset = u64::from_le_bytes(*eight);
-                        if offset < previous || offset > self.header.tokens {
-                            let reason = format!("document offset {offset} is out of order or out of range");
-                            return Err(self.bad(at, reason));
-                        }
+                        self.check_offset(at, previous, offset)?;
                         previous = offset;
                     }
                 }
@@ -148,6 +162,13 @@ impl Shard {
             );
         }
         Ok(self.sections.blocks)
+    }
+
+    fn check_offset(&self, at: u64, previous: u64, offset: u64) -> Result<()> {
+        if offset < previous || offset > self.header.tokens {
+            return Err(self.bad(at, format!("document offset {offset} is out of order or out of range")));
+        }
+        Ok(())
     }
 
     fn range(&self, unit: &'static str, position: u64, asked: u64, available: u64) -> Result<(u64, u64)> {
@@ -215,6 +236,8 @@ impl Shard {
     }
 
     fn read_bytes(&self, out: &mut [u8], at: u64) -> Result<()> {
+        #[cfg(test)]
+        self.reads.fetch_add(1, Ordering::Relaxed);
         read_exact_at(&self.file, out, at).map_err(|source| match source.kind() {
             std::io::ErrorKind::UnexpectedEof => {
                 self.bad(at, "the file was cut short while it was open".into())

@@ -7,8 +7,9 @@ mod vocabulary;
 
 use hashbrown::HashMap;
 
-use crate::pattern::{Pattern, Splitter};
+use crate::pattern::Pattern;
 use crate::special::Specials;
+use crate::splitter::Splitter;
 use crate::{Error, Result};
 use merge::MergeTable;
 
@@ -51,6 +52,14 @@ impl Bpe {
         let whole_pieces = if ignore_merges { ordinary } else { HashMap::new() };
         let splitter = Splitter::new(&pattern)?;
         Ok(Self { splitter, specials, tokens, merges, table, whole_pieces, ignore_merges })
+    }
+
+    pub(crate) fn pattern(&self) -> &Pattern {
+        self.splitter.pattern()
+    }
+
+    pub(crate) fn n_merges(&self) -> usize {
+        self.merges.len()
     }
 
     pub(crate) fn specials(&self) -> &Specials {

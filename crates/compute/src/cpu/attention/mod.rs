@@ -16,7 +16,7 @@ use super::gemm::Matrix;
 use crate::{op::Attention, tensor::Shape};
 
 /// Queries of a block.
-const BLOCK: usize = 64;
+const BLOCK: usize = 32;
 
 /// The sizes of one attention.
 #[derive(Clone, Copy)]

@@ -54,7 +54,9 @@ impl Family {
             InstructionSet::Avx512 => Family { rows: 8, lanes: 16, vectors: 3, table: &x86::AVX512 },
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx2 => Family { rows: 6, lanes: 8, vectors: 2, table: &x86::AVX2 },
-            _ => Family { rows: 4, lanes: 8, vectors: 1, table: &PORTABLE },
+            InstructionSet::Portable => PORTABLE_FAMILY,
+            #[cfg(not(target_arch = "x86_64"))]
+            InstructionSet::Avx2 | InstructionSet::Avx512 => PORTABLE_FAMILY,
         }
     }
 
@@ -76,6 +78,7 @@ impl Family {
     }
 }
 
+const PORTABLE_FAMILY: Family = Family { rows: 4, lanes: 8, vectors: 1, table: &PORTABLE };
 static PORTABLE: [Micro; 4] = [portable::<1>, portable::<2>, portable::<3>, portable::<4>];
 
 /// # Safety

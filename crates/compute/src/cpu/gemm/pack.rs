@@ -32,6 +32,15 @@ pub(super) fn pack(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) 
         "the lines lie inside the matrix"
     );
     if line_stride == 1 {
+        // Full panels have few widths, and a copy of known length is a few vector moves rather than a call.
+        match (count == width, width) {
+            (true, 48) => return copy::<48>(lines, out),
+            (true, 16) => return copy::<16>(lines, out),
+            (true, 8) => return copy::<8>(lines, out),
+            (true, 6) => return copy::<6>(lines, out),
+            (true, 4) => return copy::<4>(lines, out),
+            _ => {}
+        }
         for (k, out) in out.chunks_exact_mut(width).take(depth).enumerate() {
             out[..count].copy_from_slice(&data[k * k_stride..][..count]);
             out[count..].fill(0.0);
@@ -45,12 +54,25 @@ pub(super) fn pack(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) 
         return;
     }
     let transposed = transpose_blocks(simd, lines, width, out);
-    for (k, out) in out.chunks_exact_mut(width).take(depth).enumerate() {
+    let groups = out[..depth * width].chunks_exact_mut(width).enumerate();
+    // Whole blocks are the usual case, and then there is nothing left to visit.
+    let is_done = transposed.lines == width;
+    for (k, out) in groups.skip(if is_done { transposed.depth } else { 0 }) {
         let done = if k < transposed.depth { transposed.lines } else { 0 };
         for (i, out) in out[..count].iter_mut().enumerate().skip(done) {
             *out = data[i * line_stride + k * k_stride];
         }
         out[count..].fill(0.0);
+    }
+}
+
+/// Packs exactly W adjacent lines.
+fn copy<const W: usize>(lines: Lines<'_>, out: &mut [f32]) {
+    let (out, _) = out.as_chunks_mut::<W>();
+    for (k, out) in out.iter_mut().take(lines.depth).enumerate() {
+        if let Some(from) = lines.data[k * lines.k_stride..].first_chunk::<W>() {
+            *out = *from;
+        }
     }
 }
 
@@ -95,6 +117,12 @@ mod x86 {
         for k in (0..depth).step_by(8) {
             // SAFETY: i is below 8 and k + 7 below `depth`, so the elements exist by the caller's promise.
             unsafe {
+                // The lines after these are packed next; several streams at once are more than the processor foresees.
+                if k % 16 == 0 {
+                    for i in 8..16 {
+                        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(i * stride + k).cast());
+                    }
+                }
                 let line: [__m256; 8] = std::array::from_fn(|i| _mm256_loadu_ps(from.add(i * stride + k)));
                 // Pairs, then fours, then halves change places.
                 let pair: [__m256; 8] = std::array::from_fn(|i| match i % 2 {
