@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::{
-    op::Op,
+    op::{LossShape, Op},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -43,8 +43,10 @@ pub enum Kernel {
     HeadLoss(HeadLoss),
     /// `(gradients) → √Σg² [1]`: not finite exactly when a gradient is not.
     GlobalNorm,
-    /// One optimiser step. See [`AdamW`].
-    AdamW(AdamW),
+    /// One step of Adam or AdamW. See [`Adam`].
+    Adam(Adam),
+    /// One step of gradient descent with momentum. See [`Sgd`].
+    Sgd(Sgd),
 }
 
 /// The constants of a fused head: `(x [..,C], w [V,C], targets, weights, d_losses if any gradient is wanted)
@@ -53,6 +55,8 @@ pub enum Kernel {
 pub struct HeadLoss {
     /// Rows of logits that exist at a time.
     pub chunk_rows: usize,
+    /// How the loss departs from plain cross-entropy.
+    pub loss: LossShape,
     /// Whether the gradient of x is an output.
     pub d_input: bool,
     /// Whether the gradient of w is written into state, and if so whether it adds to what is there.
@@ -73,17 +77,17 @@ pub struct UpdateRange {
     pub start: usize,
     /// Elements.
     pub len: usize,
-    /// Decoupled weight decay, before multiplication by the learning rate.
+    /// Weight decay, before multiplication by the learning rate.
     pub weight_decay: f32,
 }
 
-/// AdamW (Loshchilov & Hutter, 2019) over flat buffers:
+/// Adam (Kingma & Ba, 2015) and AdamW (Loshchilov & Hutter, 2019) over flat buffers:
 /// `(gradients, norm [1], learning rate [1]) → parameters, first moment, second moment, step counter u32[1]`, all state.
 ///
 /// Gradients are scaled by min(1, clip / norm). When the norm is not finite nothing is written, and the counter that
 /// corrects the moments' bias does not advance.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AdamW {
+pub struct Adam {
     /// Decay of the first moment.
     pub beta1: f32,
     /// Decay of the second moment.
@@ -92,7 +96,23 @@ pub struct AdamW {
     pub eps: f32,
     /// The largest global norm; 0 turns clipping off.
     pub clip: f32,
+    /// Whether weight decay shrinks the parameter (AdamW) rather than adding to its gradient (Adam).
+    pub decoupled: bool,
     /// What to update; elements outside every range (padding, frozen parameters) are never touched.
+    pub ranges: Arc<[UpdateRange]>,
+}
+
+/// Stochastic gradient descent with momentum:
+/// `(gradients, norm [1], learning rate [1]) → parameters, momentum, step counter u32[1]`, all state.
+///
+/// Clipping and a norm that is not finite are treated as in [`Adam`]; weight decay adds to the gradient.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sgd {
+    /// Decay of the running sum of gradients.
+    pub momentum: f32,
+    /// The largest global norm; 0 turns clipping off.
+    pub clip: f32,
+    /// What to update.
     pub ranges: Arc<[UpdateRange]>,
 }
 
@@ -107,7 +127,8 @@ impl Kernel {
             Kernel::AddLayerNorm { .. } => "add_layer_norm",
             Kernel::HeadLoss(_) => "head_loss",
             Kernel::GlobalNorm => "global_norm",
-            Kernel::AdamW(_) => "adamw",
+            Kernel::Adam(_) => "adam",
+            Kernel::Sgd(_) => "sgd",
         }
     }
 
@@ -140,7 +161,8 @@ impl Kernel {
             | Kernel::StateWrite { .. }
             | Kernel::CacheAppend
             | Kernel::GlobalNorm
-            | Kernel::AdamW(_) => return None,
+            | Kernel::Adam(_)
+            | Kernel::Sgd(_) => return None,
         }
         Some(expansion)
     }
@@ -155,7 +177,7 @@ fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]
     let log_sum_exp = expansion.temporary(row_type);
     expansion.step(Kernel::Op(Op::Linear { bias: false }), vec![Input(0), Input(1)], vec![logits]);
     expansion.step(
-        Kernel::Op(Op::CrossEntropy),
+        Kernel::Op(Op::CrossEntropy(head.loss)),
         vec![logits, Input(2), Input(3)],
         vec![Output(0), log_sum_exp],
     );
@@ -164,7 +186,7 @@ fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]
     }
     let d_logits = expansion.temporary(logits_type);
     expansion.step(
-        Kernel::Op(Op::CrossEntropyGrad),
+        Kernel::Op(Op::CrossEntropyGrad(head.loss)),
         vec![logits, Input(2), Input(3), log_sum_exp, Input(4)],
         vec![d_logits],
     );

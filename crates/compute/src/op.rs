@@ -4,6 +4,8 @@
 //! comes out. What it computes is written once, as textbook loops, in the reference backend. Shapes use these letters:
 //! B samples, T positions, S cached positions, C channels (row length), H heads, D head size, V vocabulary, N = B·T rows.
 
+use std::ops::Range;
+
 use crate::{
     error::{Error, Result},
     tensor::{DType, Shape, TensorType},
@@ -30,9 +32,48 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Which keys a query may see.
     pub mask: Mask,
-    /// Whether keys and values are a cache: then a fourth operand `starts` u32[B] gives the position of each
-    /// sample's first query, and keys past a query's own position are never read.
+    /// Whether keys and values are a cache: then an operand `starts` u32[B] gives the position of each sample's first
+    /// query, and keys past a query's own position are never read.
     pub cached: bool,
+    /// Whether samples hold several documents: then an operand `borders` u32[B,T] gives the index of the first position
+    /// of each position's document, and a query sees only keys of its own document.
+    pub borders: bool,
+    /// How many keys a query sees at most to one side, its own position included; 0 is no limit.
+    pub window: usize,
+}
+
+impl Attention {
+    /// The operands behind queries, keys and values.
+    pub fn extra_operands(&self) -> usize {
+        usize::from(self.cached) + usize::from(self.borders)
+    }
+
+    /// The keys that the query at position `t` sees, among `keys` in all, when the borders of its sample are these.
+    pub fn visible(&self, t: usize, keys: usize, borders: Option<&dyn Fn(usize) -> usize>) -> Range<usize> {
+        let mut first = borders.map_or(0, |border| border(t));
+        let mut end = match self.mask {
+            Mask::Causal => (t + 1).min(keys),
+            Mask::Full => match borders {
+                None => keys,
+                Some(border) => (t..keys).find(|&other| border(other) != first).unwrap_or(keys),
+            },
+        };
+        if self.window > 0 {
+            first = first.max((t + 1).saturating_sub(self.window));
+            end = end.min(t.saturating_add(self.window));
+        }
+        // Padding may lie past the end of a cache, and borders are data: a query always sees at least one key.
+        first.min(end.saturating_sub(1))..end
+    }
+}
+
+/// How a loss departs from plain cross-entropy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossShape {
+    /// The share of the target's probability that is spread evenly over the vocabulary.
+    pub label_smoothing: f32,
+    /// The weight of the squared log-sum-exp, which keeps logits from drifting.
+    pub z_loss: f32,
 }
 
 /// An operation on tensors. Operands are listed as `(inputs) → outputs`.
@@ -52,6 +93,18 @@ pub enum Op {
         /// Whether there is a shift operand.
         bias: bool,
     },
+    /// Rows divided by their root mean square: `(x [..,C], gain [G]) → y [..,C], rstd [rows of G]`. G divides C, so that the
+    /// heads of a row can be normalised each on its own.
+    RmsNorm {
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Rotary positions: `(x [B,T,H·D], positions u32[B,T], table [S,D]) → [B,T,H·D]`. Element i of a head and element i + D/2
+    /// are turned by the angle whose cosine and sine are elements i and i + D/2 of the position's row of the table.
+    Rope {
+        /// Whether to turn back, which is the derivative.
+        inverse: bool,
+    },
     /// Columns of x in consecutive parts: `(x [..,ΣC]) → [..,C₀], [..,C₁] …`.
     Split {
         /// The columns of each part.
@@ -59,10 +112,17 @@ pub enum Op {
     },
     /// The inverse of `Split`.
     Concat,
-    /// Softmax of scaled products: `(q [B,T,H·D], k [B,S,Hkv·D], v, starts if cached) → [B,T,H·D], log-sum-exp [B,H,T]`.
+    /// Softmax of scaled products:
+    /// `(q [B,T,H·D], k [B,S,Hkv·D], v, starts if cached, borders if any) → [B,T,H·D], log-sum-exp [B,H,T]`.
     Attention(Attention),
     /// `½x(1 + tanh(√(2/π)(x + 0.044715x³)))`, GPT-2's form.
     Gelu,
+    /// `½x(1 + erf(x/√2))`, BERT's form.
+    GeluErf,
+    /// `max(x, 0)²`.
+    ReluSquared,
+    /// `(gate, up) → gate·σ(gate)·up`.
+    SiluGate,
     /// `(a, b) → a + b`, equal shapes.
     Add,
     /// Zeroes a share of the elements and scales the rest: `(x [B,..], key u32[3] = (key₀, key₁, step), samples u32[B]) → x`.
@@ -76,7 +136,9 @@ pub enum Op {
         number: u32,
     },
     /// `(logits [..,V], targets u32[..], weights [..]) → losses [..], log-sum-exp [..]`; the loss of an ignored target is 0.
-    CrossEntropy,
+    ///
+    /// With label smoothing s and z-loss z: weight·((1 − s)·(lse − logit of target) + s·(lse − mean logit) + z·lse²).
+    CrossEntropy(LossShape),
     /// `(x) → Σx [1]`.
     Sum,
     /// `(x [1]) → x in every element`.
@@ -103,12 +165,25 @@ pub enum Op {
         /// Whether the norm has a shift.
         bias: bool,
     },
-    /// `(d_out, q, k, v, out, log-sum-exp) → d_q, d_k, d_v`.
+    /// `(d_y, x, gain, rstd) → d_x`.
+    RmsNormGradInput,
+    /// `(d_y, x, rstd) → d_gain [G]`.
+    RmsNormGradGain {
+        /// Elements of the gain.
+        columns: usize,
+    },
+    /// `(d_out, q, k, v, out, log-sum-exp, borders if any) → d_q, d_k, d_v`.
     AttentionGrad(Attention),
     /// `(x, d_y) → d_x`.
     GeluGrad,
+    /// `(x, d_y) → d_x`.
+    GeluErfGrad,
+    /// `(x, d_y) → d_x`.
+    ReluSquaredGrad,
+    /// `(gate, up, d_y) → d_gate, d_up`.
+    SiluGateGrad,
     /// `(logits, targets, weights, log-sum-exp, d_losses) → d_logits`.
-    CrossEntropyGrad,
+    CrossEntropyGrad(LossShape),
 }
 
 impl Op {
@@ -118,13 +193,18 @@ impl Op {
             Op::Embed => "embed",
             Op::Linear { .. } => "linear",
             Op::LayerNorm { .. } => "layer_norm",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Rope { .. } => "rope",
             Op::Split { .. } => "split",
             Op::Concat => "concat",
             Op::Attention(_) => "attention",
             Op::Gelu => "gelu",
+            Op::GeluErf => "gelu_erf",
+            Op::ReluSquared => "relu_squared",
+            Op::SiluGate => "silu_gate",
             Op::Add => "add",
             Op::Dropout { .. } => "dropout",
-            Op::CrossEntropy => "cross_entropy",
+            Op::CrossEntropy(_) => "cross_entropy",
             Op::Sum => "sum",
             Op::Broadcast { .. } => "broadcast",
             Op::EmbedGrad { .. } => "embed_grad",
@@ -133,9 +213,14 @@ impl Op {
             Op::LinearGradBias => "linear_grad_bias",
             Op::LayerNormGradInput => "layer_norm_grad_input",
             Op::LayerNormGradParams { .. } => "layer_norm_grad_params",
+            Op::RmsNormGradInput => "rms_norm_grad_input",
+            Op::RmsNormGradGain { .. } => "rms_norm_grad_gain",
             Op::AttentionGrad(_) => "attention_grad",
             Op::GeluGrad => "gelu_grad",
-            Op::CrossEntropyGrad => "cross_entropy_grad",
+            Op::GeluErfGrad => "gelu_erf_grad",
+            Op::ReluSquaredGrad => "relu_squared_grad",
+            Op::SiluGateGrad => "silu_gate_grad",
+            Op::CrossEntropyGrad(_) => "cross_entropy_grad",
         }
     }
 
@@ -199,19 +284,48 @@ impl Op {
                 }
                 Ok(vec![TensorType { shape: first.shape.with_columns(columns), dtype: first.dtype }])
             }
+            Op::RmsNorm { .. } => {
+                let [x, gain] = rule.operands()?;
+                let rows = rule.grouped_rows(x, gain.shape.elements())?;
+                rule.ensure(gain.shape.dims().len() == 1, "the gain must have one dimension")?;
+                Ok(vec![x, TensorType::new(&[rows], DType::F32)])
+            }
+            Op::Rope { .. } => {
+                let [x, positions, table] = rule.operands()?;
+                rule.indices(1)?;
+                let head_dim = table.shape.columns();
+                rule.ensure(x.shape.dims().len() == 3, "x must be [B,T,H·D]")?;
+                rule.ensure(
+                    positions.shape == x.shape.without_columns(),
+                    "there must be a position per row",
+                )?;
+                rule.ensure(
+                    table.shape.dims().len() == 2 && head_dim % 2 == 0 && x.shape.columns() % head_dim == 0,
+                    "the table must be [S,D] with D even and dividing the columns",
+                )?;
+                Ok(vec![x])
+            }
             Op::Attention(attention) => {
-                let q = rule.at(0, 3 + usize::from(attention.cached))?;
+                let q = rule.at(0, 3 + attention.extra_operands())?;
                 rule.attention(attention, q, inputs[1], inputs[2])?;
                 if attention.cached {
                     rule.indices(3)?;
+                }
+                if attention.borders {
+                    rule.borders(q, inputs.len() - 1)?;
                 }
                 let dims = q.shape.dims();
                 let statistics = TensorType::new(&[dims[0], attention.heads, dims[1]], DType::F32);
                 Ok(vec![q, statistics])
             }
-            Op::Gelu => {
+            Op::Gelu | Op::GeluErf | Op::ReluSquared => {
                 let [x] = rule.operands()?;
                 Ok(vec![x])
+            }
+            Op::SiluGate => {
+                let [gate, up] = rule.operands()?;
+                rule.ensure(gate.shape == up.shape, "both must have one shape")?;
+                Ok(vec![gate])
             }
             Op::Add => {
                 let [a, b] = rule.operands()?;
@@ -233,7 +347,7 @@ impl Op {
                 )?;
                 Ok(vec![x])
             }
-            Op::CrossEntropy => {
+            Op::CrossEntropy(shape) => {
                 let [logits, targets, weights] = rule.operands()?;
                 rule.indices(1)?;
                 rule.ensure(
@@ -241,6 +355,10 @@ impl Op {
                     "there must be a target per row",
                 )?;
                 rule.ensure(weights.shape == targets.shape, "there must be a weight per target")?;
+                rule.ensure(
+                    (0.0..1.0).contains(&shape.label_smoothing) && shape.z_loss >= 0.0,
+                    "label smoothing must be at least 0 and below 1, the z-loss at least 0",
+                )?;
                 let losses = TensorType { shape: targets.shape, dtype: DType::F32 };
                 Ok(vec![losses, losses])
             }
@@ -293,22 +411,48 @@ impl Op {
                 let row = TensorType::new(&[x.shape.columns()], DType::F32);
                 Ok(vec![row; 1 + usize::from(*bias)])
             }
+            Op::RmsNormGradInput => {
+                let [d_y, x, gain, rstd] = rule.operands()?;
+                rule.ensure(d_y.shape == x.shape, "gradient and input must have one shape")?;
+                let rows = rule.grouped_rows(x, gain.shape.elements())?;
+                rule.ensure(rstd.shape.dims() == [rows], "there must be a statistic per row")?;
+                Ok(vec![d_y])
+            }
+            Op::RmsNormGradGain { columns } => {
+                let [d_y, x, rstd] = rule.operands()?;
+                rule.ensure(d_y.shape == x.shape, "gradient and input must have one shape")?;
+                let rows = rule.grouped_rows(x, *columns)?;
+                rule.ensure(rstd.shape.dims() == [rows], "there must be a statistic per row")?;
+                Ok(vec![TensorType::new(&[*columns], DType::F32)])
+            }
             Op::AttentionGrad(attention) => {
-                let [d_out, q, k, v, out, _] = rule.operands()?;
+                let d_out = rule.at(0, 6 + usize::from(attention.borders))?;
+                let [q, k, v, out] = [inputs[1], inputs[2], inputs[3], inputs[4]];
                 rule.ensure(!attention.cached, "a cache has no gradient")?;
                 rule.attention(attention, q, k, v)?;
+                if attention.borders {
+                    rule.borders(q, 6)?;
+                }
                 rule.ensure(
                     d_out.shape == q.shape && out.shape == q.shape,
                     "gradient, output and queries must have one shape",
                 )?;
                 Ok(vec![q, k, v])
             }
-            Op::GeluGrad => {
+            Op::GeluGrad | Op::GeluErfGrad | Op::ReluSquaredGrad => {
                 let [x, d_y] = rule.operands()?;
                 rule.ensure(x.shape == d_y.shape, "gradient and input must have one shape")?;
                 Ok(vec![d_y])
             }
-            Op::CrossEntropyGrad => {
+            Op::SiluGateGrad => {
+                let [gate, up, d_y] = rule.operands()?;
+                rule.ensure(
+                    gate.shape == up.shape && d_y.shape == up.shape,
+                    "gradient and inputs must have one shape",
+                )?;
+                Ok(vec![d_y, d_y])
+            }
+            Op::CrossEntropyGrad(_) => {
                 let [logits, targets, weights, log_sum_exp, d_losses] = rule.operands()?;
                 rule.indices(1)?;
                 for operand in [targets, weights, log_sum_exp, d_losses] {
@@ -363,6 +507,20 @@ impl Rule<'_> {
         )
     }
 
+    /// How many groups of `columns` elements x has.
+    fn grouped_rows(&self, x: TensorType, columns: usize) -> Result<usize> {
+        self.ensure(
+            columns > 0 && x.shape.columns().is_multiple_of(columns),
+            "the gain must divide the columns",
+        )?;
+        Ok(x.shape.elements() / columns)
+    }
+
+    fn borders(&self, q: TensorType, index: usize) -> Result<()> {
+        self.indices(index)?;
+        self.ensure(self.inputs[index].shape == q.shape.without_columns(), "there must be a border per query")
+    }
+
     fn attention(&self, attention: &Attention, q: TensorType, k: TensorType, v: TensorType) -> Result<()> {
         let (heads, kv_heads) = (attention.heads, attention.kv_heads);
         let [b, t, columns] = *q.shape.dims() else {
@@ -384,7 +542,8 @@ impl Rule<'_> {
             "keys and values must have one shape and the queries' samples",
         )?;
         self.ensure(attention.cached || s == t, "without a cache there is a key per query")?;
-        self.ensure(!attention.cached || attention.mask == Mask::Causal, "attention over a cache is causal")
+        self.ensure(!attention.cached || attention.mask == Mask::Causal, "attention over a cache is causal")?;
+        self.ensure(!(attention.cached && attention.borders), "a cache holds one document")
     }
 }
 

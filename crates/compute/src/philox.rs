@@ -33,6 +33,8 @@ pub enum Purpose {
     Dropout = 2,
     /// Sampling tokens.
     Sample = 3,
+    /// Which tokens are hidden from a model that fills them in.
+    Mask = 4,
 }
 
 /// The key of a purpose under a seed.

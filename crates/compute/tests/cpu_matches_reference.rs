@@ -4,7 +4,8 @@ mod cases;
 
 use cases::{Case, Data, all, indices, largest, random, reals, run};
 use ironmill_compute::{
-    Cpu, DType, Device, Error, IGNORED, Kernel, Op, Reference, Result, TensorType, cpu::InstructionSet,
+    Cpu, DType, Device, Error, IGNORED, Kernel, LossShape, Op, Reference, Result, TensorType,
+    cpu::InstructionSet,
 };
 
 /// Where and by how much an output is further from the oracle than allowed.
@@ -115,10 +116,42 @@ fn an_id_outside_the_table_is_an_error_that_names_it() {
         (u32::MAX as usize, 5),
     );
     let logits = || vec![random(&[2, 3], 1), indices(&[2], vec![IGNORED, 3]), random(&[2], 2)];
-    check(Op::CrossEntropy, logits(), (3, 3));
+    check(Op::CrossEntropy(LossShape::default()), logits(), (3, 3));
     let mut inputs = logits();
     inputs.extend([random(&[2], 3), random(&[2], 4)]);
-    check(Op::CrossEntropyGrad, inputs, (3, 3));
+    check(Op::CrossEntropyGrad(LossShape::default()), inputs, (3, 3));
+    let turned = vec![random(&[1, 2, 4], 1), indices(&[1, 2], vec![6, 7]), random(&[7, 4], 2)];
+    check(Op::Rope { inverse: false }, turned, (7, 7));
+}
+
+/// A number that went wrong must reach the loss, where it is seen, and not end at a comparison.
+#[test]
+fn what_is_not_a_number_stays_so_through_every_activation() {
+    let broken = || reals(&[2], vec![f32::NAN, 1.0]);
+    for (op, operands) in [
+        (Op::Gelu, 1),
+        (Op::GeluErf, 1),
+        (Op::ReluSquared, 1),
+        (Op::SiluGate, 2),
+        (Op::GeluGrad, 2),
+        (Op::GeluErfGrad, 2),
+        (Op::ReluSquaredGrad, 2),
+        (Op::SiluGateGrad, 3),
+    ] {
+        let devices: [Box<dyn Device>; 2] = [Box::new(Reference::exact()), Box::new(Cpu::new(1).unwrap())];
+        for mut device in devices {
+            for place in 0..operands {
+                let mut inputs = vec![reals(&[2], vec![0.5, 1.0]); operands];
+                inputs[place] = broken();
+                let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.of).collect();
+                let outputs = op.outputs(&types).unwrap().iter().map(|_| random(&[2], 1)).collect();
+                let case = Case { kernel: Kernel::Op(op.clone()), inputs, outputs, terms: 1 };
+                let results = run(&mut *device, &case).unwrap();
+                let is_seen = results.iter().any(|result| result[0].is_nan() && result[1].is_finite());
+                assert!(is_seen, "{}, operand {place} on {}: {results:?}", op.name(), device.name());
+            }
+        }
+    }
 }
 
 #[test]

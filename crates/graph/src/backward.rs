@@ -4,6 +4,8 @@
 //! more than they must. The gradient of a parameter is written into its place in the flat gradient buffer as soon as it
 //! is known; a parameter that is used twice is written once and then added to.
 
+use std::ops::Range;
+
 use ironmill_compute::{DType, Kernel, Op, TensorType};
 
 use crate::{
@@ -57,14 +59,27 @@ impl Graph {
             gradients[tensor.0] = Some(seed);
         }
         let mut written = Vec::new();
-        for node in forward.iter().rev() {
+        // For every value of a part that is computed again, the value that stands for it in the backward.
+        let mut again: Vec<Option<Tensor>> = vec![None; self.tensors.len()];
+        // A part inside another was built before it, and is computed again after it.
+        let mut parts: Vec<Range<usize>> = self.recomputed.iter().rev().cloned().collect();
+        for (index, node) in forward.iter().enumerate().rev() {
             let d_outputs: Vec<Option<Tensor>> =
                 node.outputs.iter().map(|output| gradients[output.0]).collect();
             let needs: Vec<bool> = node.inputs.iter().map(|input| needed[input.0]).collect();
             if d_outputs.iter().all(Option::is_none) || !needs.contains(&true) {
                 continue;
             }
-            let d_inputs = self.derivative(node, &d_outputs, &needs)?;
+            for part in parts.extract_if(.., |part| part.contains(&index)) {
+                self.emit_again(&forward[part], &mut again)?;
+            }
+            let stand_in = |tensor: &Tensor| again[tensor.0].unwrap_or(*tensor);
+            let seen = Node {
+                kernel: node.kernel.clone(),
+                inputs: node.inputs.iter().map(stand_in).collect(),
+                outputs: node.outputs.iter().map(stand_in).collect(),
+            };
+            let d_inputs = self.derivative(&seen, &d_outputs, &needs)?;
             for (&input, d_input) in node.inputs.iter().zip(d_inputs) {
                 let Some(d_input) = d_input else { continue };
                 match into {
@@ -84,6 +99,22 @@ impl Graph {
             }
         }
         Ok(gradients)
+    }
+
+    /// Appends a part of the forward once more. Random numbers are functions of the op, so masks come out the same.
+    fn emit_again(&mut self, part: &[Node], again: &mut [Option<Tensor>]) -> Result<()> {
+        for node in part {
+            let Kernel::Op(op) = &node.kernel else {
+                return Err(Error::NotDifferentiable { op: node.kernel.name() });
+            };
+            let inputs: Vec<Tensor> =
+                node.inputs.iter().map(|input| again[input.0].unwrap_or(*input)).collect();
+            let outputs = self.op(op.clone(), &inputs)?;
+            for (output, value) in node.outputs.iter().zip(outputs) {
+                again[output.0] = Some(value);
+            }
+        }
+        Ok(())
     }
 
     /// The place of a parameter's gradient: where the parameter is, in the gradient buffer.
@@ -145,6 +176,22 @@ impl Graph {
                     }
                 }
             }
+            Op::RmsNorm { .. } => {
+                let (Some(d_y), [None]) = (main, &d_outputs[1..]) else { return refuse() };
+                let (x, gain, rstd) = (inputs[0], inputs[1], outputs[1]);
+                if needs[0] {
+                    d_inputs[0] = Some(self.op1(Op::RmsNormGradInput, &[d_y, x, gain, rstd])?);
+                }
+                if needs[1] {
+                    let columns = self.shape(gain).columns();
+                    d_inputs[1] = Some(self.op1(Op::RmsNormGradGain { columns }, &[d_y, x, rstd])?);
+                }
+            }
+            Op::Rope { inverse } => {
+                // The table is data; asking for its gradient is refused rather than answered with nothing.
+                let (Some(d_y), false) = (main, needs[2]) else { return refuse() };
+                d_inputs[0] = Some(self.op1(Op::Rope { inverse: !inverse }, &[d_y, inputs[1], inputs[2]])?);
+            }
             Op::Split { .. } => {
                 let mut parts = Vec::with_capacity(outputs.len());
                 for (&part, d) in outputs.iter().zip(d_outputs) {
@@ -165,12 +212,30 @@ impl Graph {
                 let (Some(d_out), [None], false) = (main, &d_outputs[1..], attention.cached) else {
                     return refuse();
                 };
-                let operands = [d_out, inputs[0], inputs[1], inputs[2], outputs[0], outputs[1]];
-                d_inputs = self.op(Op::AttentionGrad(*attention), &operands)?.into_iter().map(Some).collect();
+                let mut operands = vec![d_out, inputs[0], inputs[1], inputs[2], outputs[0], outputs[1]];
+                operands.extend_from_slice(&inputs[3..]);
+                for (d_input, d) in
+                    d_inputs.iter_mut().zip(self.op(Op::AttentionGrad(*attention), &operands)?)
+                {
+                    *d_input = Some(d);
+                }
             }
             Op::Gelu => {
                 let Some(d_y) = main else { return refuse() };
                 d_inputs[0] = Some(self.op1(Op::GeluGrad, &[inputs[0], d_y])?);
+            }
+            Op::GeluErf => {
+                let Some(d_y) = main else { return refuse() };
+                d_inputs[0] = Some(self.op1(Op::GeluErfGrad, &[inputs[0], d_y])?);
+            }
+            Op::ReluSquared => {
+                let Some(d_y) = main else { return refuse() };
+                d_inputs[0] = Some(self.op1(Op::ReluSquaredGrad, &[inputs[0], d_y])?);
+            }
+            Op::SiluGate => {
+                let Some(d_y) = main else { return refuse() };
+                let d = self.op(Op::SiluGateGrad, &[inputs[0], inputs[1], d_y])?;
+                d_inputs = d.into_iter().map(Some).collect();
             }
             Op::Add => {
                 d_inputs = vec![main, main];
@@ -179,13 +244,13 @@ impl Graph {
                 let Some(d_y) = main else { return refuse() };
                 d_inputs[0] = Some(self.op1(op.clone(), &[d_y, inputs[1], inputs[2]])?);
             }
-            Op::CrossEntropy => {
+            Op::CrossEntropy(shape) => {
                 // The weights are data; asking for their gradient is refused rather than answered with nothing.
                 let (Some(d_losses), [None], false) = (main, &d_outputs[1..], needs[2]) else {
                     return refuse();
                 };
                 let operands = [inputs[0], inputs[1], inputs[2], outputs[1], d_losses];
-                d_inputs[0] = Some(self.op1(Op::CrossEntropyGrad, &operands)?);
+                d_inputs[0] = Some(self.op1(Op::CrossEntropyGrad(*shape), &operands)?);
             }
             Op::Sum => {
                 let Some(d_y) = main else { return refuse() };
@@ -203,8 +268,13 @@ impl Graph {
             | Op::LayerNormGradInput
             | Op::LayerNormGradParams { .. }
             | Op::AttentionGrad(_)
+            | Op::RmsNormGradInput
+            | Op::RmsNormGradGain { .. }
             | Op::GeluGrad
-            | Op::CrossEntropyGrad => return refuse(),
+            | Op::GeluErfGrad
+            | Op::ReluSquaredGrad
+            | Op::SiluGateGrad
+            | Op::CrossEntropyGrad(_) => return refuse(),
         }
         for (d_input, &needed) in d_inputs.iter_mut().zip(needs) {
             if !needed {

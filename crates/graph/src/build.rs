@@ -1,6 +1,6 @@
 //! The vocabulary a model is written in: one method an op, forward only.
 
-use ironmill_compute::{Attention, DType, Kernel, Mask, Op, TensorType};
+use ironmill_compute::{Attention, DType, Kernel, LossShape, Mask, Op, TensorType};
 
 use crate::{
     error::Result,
@@ -18,7 +18,7 @@ pub struct Randomness {
 }
 
 /// The query and key heads of an attention, and which keys a query sees.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     /// Query heads.
     pub queries: usize,
@@ -26,6 +26,8 @@ pub struct Heads {
     pub keys: usize,
     /// Which keys a query may see.
     pub mask: Mask,
+    /// How many keys a query sees at most to one side; 0 is no limit.
+    pub window: usize,
 }
 
 impl Graph {
@@ -58,14 +60,32 @@ impl Graph {
         self.op1(Op::LayerNorm { eps, bias: shift.is_some() }, &inputs)
     }
 
+    /// Rows (or the groups of a row that the gain is long) divided by their root mean square, then scaled.
+    pub fn rms_norm(&mut self, x: Tensor, gain: Tensor, eps: f32) -> Result<Tensor> {
+        self.op1(Op::RmsNorm { eps }, &[x, gain])
+    }
+
+    /// Heads turned by the angles of their positions; the table is [`rope_table`]'s.
+    pub fn rope(&mut self, x: Tensor, positions: Tensor, table: Tensor) -> Result<Tensor> {
+        self.op1(Op::Rope { inverse: false }, &[x, positions, table])
+    }
+
     /// The columns of x in parts.
     pub fn split(&mut self, x: Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
         self.op(Op::Split { sizes: sizes.to_vec() }, &[x])
     }
 
-    /// Attention of queries over the keys of the same positions.
-    pub fn attention(&mut self, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Result<Tensor> {
-        self.op1(Op::Attention(attention(heads, false)), &[q, k, v])
+    /// Attention of queries over the keys of the same positions; with borders, only inside each document.
+    pub fn attention(
+        &mut self,
+        [q, k, v]: [Tensor; 3],
+        borders: Option<Tensor>,
+        heads: Heads,
+    ) -> Result<Tensor> {
+        let mut inputs = vec![q, k, v];
+        inputs.extend(borders);
+        let attention = Attention { borders: borders.is_some(), ..attention(heads, false) };
+        self.op1(Op::Attention(attention), &inputs)
     }
 
     /// Appends rows to caches at each sample's own position, then attends over all that they hold.
@@ -86,6 +106,21 @@ impl Graph {
         self.op1(Op::Gelu, &[x])
     }
 
+    /// BERT's form of the same, by the error function.
+    pub fn gelu_erf(&mut self, x: Tensor) -> Result<Tensor> {
+        self.op1(Op::GeluErf, &[x])
+    }
+
+    /// max(x, 0)².
+    pub fn relu_squared(&mut self, x: Tensor) -> Result<Tensor> {
+        self.op1(Op::ReluSquared, &[x])
+    }
+
+    /// gate·σ(gate)·up.
+    pub fn silu_gate(&mut self, gate: Tensor, up: Tensor) -> Result<Tensor> {
+        self.op1(Op::SiluGate, &[gate, up])
+    }
+
     /// a + b.
     pub fn add(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.op1(Op::Add, &[a, b])
@@ -102,8 +137,14 @@ impl Graph {
     }
 
     /// The weighted loss of each target in nats; 0 for ignored ones.
-    pub fn cross_entropy(&mut self, logits: Tensor, targets: Tensor, weights: Tensor) -> Result<Tensor> {
-        self.op1(Op::CrossEntropy, &[logits, targets, weights])
+    pub fn cross_entropy(
+        &mut self,
+        logits: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        shape: LossShape,
+    ) -> Result<Tensor> {
+        self.op1(Op::CrossEntropy(shape), &[logits, targets, weights])
     }
 
     /// The sum of all elements.
@@ -113,5 +154,18 @@ impl Graph {
 }
 
 fn attention(heads: Heads, cached: bool) -> Attention {
-    Attention { heads: heads.queries, kv_heads: heads.keys, mask: heads.mask, cached }
+    let Heads { queries, keys, mask, window } = heads;
+    Attention { heads: queries, kv_heads: keys, mask, cached, borders: false, window }
+}
+
+/// The cosines and sines of rotary positions: row p of `[positions, 2·frequencies]` holds cos(p·f) for each frequency, then
+/// sin(p·f).
+pub fn rope_table(positions: usize, frequencies: &[f64]) -> Vec<f32> {
+    let mut table = Vec::with_capacity(positions * 2 * frequencies.len());
+    for position in 0..positions {
+        let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
+        table.extend(angles.clone().map(|angle| angle.cos() as f32));
+        table.extend(angles.map(|angle| angle.sin() as f32));
+    }
+    table
 }

@@ -3,7 +3,7 @@
 //! Every rule looks for a producer and its only consumers and puts one kernel in their place whose expansion is exactly
 //! what was there. Rules never move a write to state across another write to the same state.
 
-use ironmill_compute::{DType, HeadLoss, Kernel, Op, TensorType, kernel::head_chunk_rows};
+use ironmill_compute::{DType, HeadLoss, Kernel, LossShape, Op, TensorType, kernel::head_chunk_rows};
 
 use crate::graph::{Graph, Kind, Node, Tensor};
 
@@ -24,7 +24,11 @@ fn fuse_state_writes(graph: &mut Graph) {
         let Kernel::Op(op) = &node.kernel else { continue };
         if !matches!(
             op,
-            Op::LinearGradWeight | Op::LinearGradBias | Op::LayerNormGradParams { .. } | Op::EmbedGrad { .. }
+            Op::LinearGradWeight
+                | Op::LinearGradBias
+                | Op::LayerNormGradParams { .. }
+                | Op::RmsNormGradGain { .. }
+                | Op::EmbedGrad { .. }
         ) {
             continue;
         }
@@ -76,6 +80,7 @@ fn fuse_one_head(graph: &mut Graph) -> bool {
 struct Head {
     linear: usize,
     loss: usize,
+    shape: LossShape,
     loss_grad: Option<usize>,
     grad_input: Option<usize>,
     grad_weight: Option<usize>,
@@ -88,16 +93,15 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
     }
     let logits = node.outputs[0];
     let (&loss, rest) = readers[logits.0].split_first()?;
-    if graph.nodes[loss].kernel != Kernel::Op(Op::CrossEntropy)
-        || [logits, graph.nodes[loss].outputs[1]].iter().any(|t| graph.kept.contains(t))
-    {
+    let Kernel::Op(Op::CrossEntropy(shape)) = graph.nodes[loss].kernel else { return None };
+    if [logits, graph.nodes[loss].outputs[1]].iter().any(|t| graph.kept.contains(t)) {
         return None;
     }
-    let mut head = Head { linear, loss, loss_grad: None, grad_input: None, grad_weight: None };
+    let mut head = Head { linear, loss, shape, loss_grad: None, grad_input: None, grad_weight: None };
     let log_sum_exp = graph.nodes[loss].outputs[1];
     match rest {
         [] => return readers[log_sum_exp.0].is_empty().then_some(head),
-        [grad] if graph.nodes[*grad].kernel == Kernel::Op(Op::CrossEntropyGrad) => {
+        [grad] if graph.nodes[*grad].kernel == Kernel::Op(Op::CrossEntropyGrad(shape)) => {
             head.loss_grad = Some(*grad)
         }
         _ => return None,
@@ -159,7 +163,8 @@ fn replace_head(graph: &mut Graph, head: Head) {
         }
         outputs.push(graph.nodes[grad_weight].outputs[0]);
     }
-    let kernel = Kernel::HeadLoss(HeadLoss { chunk_rows, d_input: head.grad_input.is_some(), d_weight });
+    let (loss, d_input) = (head.shape, head.grad_input.is_some());
+    let kernel = Kernel::HeadLoss(HeadLoss { chunk_rows, loss, d_input, d_weight });
 
     // What reads the losses before the gradient exists (their sum, its bookkeeping) moves behind the fused kernel.
     let place = head.loss_grad.unwrap_or(head.loss);

@@ -61,6 +61,8 @@ pub struct Graph {
     pub(crate) trainable: Vec<Tensor>,
     /// The input that the host never writes, once a derivative has needed zeros.
     pub(crate) zero: Option<Tensor>,
+    /// Ranges of nodes whose values are not kept for the backward but computed again there.
+    pub(crate) recomputed: Vec<std::ops::Range<usize>>,
     dropouts: u32,
 }
 
@@ -104,6 +106,18 @@ impl Graph {
         if !self.kept.contains(&tensor) {
             self.kept.push(tensor);
         }
+    }
+
+    /// Builds a part of the forward whose values the backward computes again instead of keeping them: memory for time.
+    /// Only what the part reads from outside and what others read of it stays alive in between.
+    pub fn recompute<T, E>(
+        &mut self,
+        part: impl FnOnce(&mut Self) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let start = self.nodes.len();
+        let result = part(self)?;
+        self.recomputed.push(start..self.nodes.len());
+        Ok(result)
     }
 
     /// Appends an op; its outputs are new values.

@@ -5,8 +5,10 @@
 //! build → backward ([`Graph::train`]) → precision → fuse → plan → bind ([`Runtime::compile`]).
 //!
 //! ```
-//! use ironmill_compute::{AdamW, DType, HostData, Reference};
-//! use ironmill_graph::{Accumulate, Graph, Layout, OptimiserState, Passes, Runtime, States, adamw_update};
+//! use ironmill_compute::{Adam, DType, HostData, LossShape, Reference};
+//! use ironmill_graph::{
+//!     Accumulate, Graph, Layout, Optimiser, OptimiserState, Passes, Runtime, States, update_program,
+//! };
 //!
 //! // One parameter: a 5 × 4 table that is both the embedding and the head.
 //! let mut layout = Layout::default();
@@ -14,7 +16,7 @@
 //! let mut states = States::default();
 //! let mut flat = |name| states.declare(name, DType::F32, layout.len());
 //! let (parameters, gradients) = (flat("parameters"), flat("gradients"));
-//! let (first_moment, second_moment) = (flat("first moment"), flat("second moment"));
+//! let (first_moment, second_moment) = (flat("first moment"), Some(flat("second moment")));
 //! let counter = states.declare("counter", DType::U32, 1);
 //!
 //! let mut g = Graph::new();
@@ -25,7 +27,7 @@
 //! let seed = g.input("seed", &[1], DType::F32);
 //! let x = g.embed(table, ids)?;
 //! let logits = g.linear(x, table, None)?;
-//! let losses = g.cross_entropy(logits, targets, weights)?;
+//! let losses = g.cross_entropy(logits, targets, weights, LossShape::default())?;
 //! let loss = g.sum(losses)?;
 //! g.keep(loss);
 //! g.train(loss, seed, Accumulate { gradients, add: false })?;
@@ -34,7 +36,8 @@
 //! let micro = runtime.compile(g, &Passes::ALL)?;
 //! let state = OptimiserState { parameters, gradients, first_moment, second_moment, counter, len: layout.len() };
 //! let ranges = layout.update_ranges(0.0);
-//! let step = adamw_update(state, AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip: 1.0, ranges });
+//! let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip: 1.0, decoupled: true, ranges };
+//! let step = update_program(state, Optimiser::Adam(adam));
 //! let update = runtime.compile(step.graph, &Passes::ALL)?;
 //!
 //! let values: Vec<f32> = (0..layout.len()).map(|i| (i as f32).sin()).collect();
@@ -68,11 +71,11 @@ mod runtime;
 mod update;
 
 pub use backward::Accumulate;
-pub use build::{Heads, Randomness};
+pub use build::{Heads, Randomness, rope_table};
 pub use error::{Error, Result};
 pub use graph::{Graph, Kind, Node, StateId, Tensor, TensorInfo};
 pub use parameters::{Layout, Parameter, StateSpec, States};
 pub use plan::Plan;
 pub use precision::{Precision, refresh_program};
 pub use runtime::{Passes, ProgramId, Runtime, dry_run};
-pub use update::{OptimiserState, Update, adamw_update};
+pub use update::{Optimiser, OptimiserState, Update, update_program};

@@ -61,6 +61,29 @@ impl Layout {
         &mut self.parameters
     }
 
+    /// Matrices with rows of one length, or vectors, that lie side by side, as one parameter; none if they do not.
+    pub fn join(&self, indices: &[usize]) -> Option<Parameter> {
+        let parts: Vec<&Parameter> = indices.iter().map(|&index| &self.parameters[index]).collect();
+        let first = parts.first()?;
+        let adjacent = parts.windows(2).all(|pair| pair[0].range().end == pair[1].offset);
+        let alike = |part: &&Parameter| {
+            let rows_alike = first.shape.dims().len() == 1 || part.shape.columns() == first.shape.columns();
+            part.shape.dims().len() == first.shape.dims().len()
+                && rows_alike
+                && part.trainable == first.trainable
+        };
+        if !adjacent || !parts.iter().all(alike) {
+            return None;
+        }
+        let dims = match first.shape.dims() {
+            [_] => vec![parts.iter().map(|part| part.shape.elements()).sum()],
+            [_, columns] => vec![parts.iter().map(|part| part.shape.rows()).sum(), *columns],
+            _ => return None,
+        };
+        let name = parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>().join(" + ");
+        Some(Parameter { name, shape: Shape::new(&dims), ..(*first).clone() })
+    }
+
     /// Elements of a flat buffer, padding included.
     pub fn len(&self) -> usize {
         self.len
@@ -138,6 +161,17 @@ mod tests {
         let starts: Vec<usize> = layout.parameters().iter().map(|p| p.offset).collect();
         assert_eq!(starts, [0, 64, 128]);
         assert_eq!((layout.count(), layout.len()), (80, 192));
+    }
+
+    #[test]
+    fn parameters_join_only_where_nothing_lies_between() {
+        let mut layout = Layout::default();
+        let [a, b] = [("a", 8), ("b", 24)].map(|(name, rows)| layout.add(name, &[rows, 8], true));
+        let [c, d] = [("c", 3), ("d", 5)].map(|(name, rows)| layout.add(name, &[rows, 8], true));
+        let joined = layout.join(&[a, b]).unwrap();
+        assert_eq!((joined.shape.dims(), joined.offset), (&[32, 8][..], 0));
+        assert!(layout.join(&[c, d]).is_none(), "padding lies between");
+        assert!(layout.join(&[b, a]).is_none());
     }
 
     #[test]

@@ -84,7 +84,7 @@ mod tests {
     fn keeps_f32(op: &Op) -> bool {
         matches!(
             op,
-            Op::CrossEntropy | Op::Sum | Op::LinearGradWeight | Op::LinearGradBias | Op::EmbedGrad { .. }
+            Op::CrossEntropy(_) | Op::Sum | Op::LinearGradWeight | Op::LinearGradBias | Op::EmbedGrad { .. }
         )
     }
 
@@ -103,7 +103,7 @@ mod tests {
         let x = g.embed(table, ids).unwrap();
         let x = g.gelu(x).unwrap();
         let logits = g.linear(x, table, None).unwrap();
-        let losses = g.cross_entropy(logits, ids, weights).unwrap();
+        let losses = g.cross_entropy(logits, ids, weights, Default::default()).unwrap();
         let loss = g.sum(losses).unwrap();
         g.train(loss, seed, Accumulate { gradients, add: false }).unwrap();
         apply(&mut g, Precision::Working { dtype: DType::BF16, masters, copy }).unwrap();

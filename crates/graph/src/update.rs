@@ -1,6 +1,6 @@
 //! The second program of a training step: global norm, tests, clip and optimiser over the flat buffers.
 
-use ironmill_compute::{AdamW, DType, Kernel, TensorType};
+use ironmill_compute::{Adam, DType, Kernel, Sgd, TensorType};
 
 use crate::graph::{Graph, StateId, Tensor};
 
@@ -11,10 +11,10 @@ pub struct OptimiserState {
     pub parameters: StateId,
     /// What the micro-batches left.
     pub gradients: StateId,
-    /// Running mean of gradients.
+    /// Running mean or sum of gradients.
     pub first_moment: StateId,
-    /// Running mean of squared gradients.
-    pub second_moment: StateId,
+    /// Running mean of squared gradients, for optimisers that have one.
+    pub second_moment: Option<StateId>,
     /// Updates made so far: `u32[1]`.
     pub counter: StateId,
     /// Elements of each flat buffer.
@@ -31,23 +31,31 @@ pub struct Update {
     pub norm: Tensor,
 }
 
-/// Builds the update of an AdamW step.
-pub fn adamw_update(state: OptimiserState, adamw: AdamW) -> Update {
+/// How gradients move parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Optimiser {
+    /// Adam or AdamW; needs a second moment.
+    Adam(Adam),
+    /// Gradient descent with momentum.
+    Sgd(Sgd),
+}
+
+/// Builds the update of an optimiser.
+pub fn update_program(state: OptimiserState, optimiser: Optimiser) -> Update {
     let mut graph = Graph::new();
     let flat = TensorType::new(&[state.len], DType::F32);
     let gradients = graph.state(state.gradients, 0, flat);
     let learning_rate = graph.input("learning_rate", &[1], DType::F32);
     let norm = graph.value(TensorType::new(&[1], DType::F32));
     graph.push(Kernel::GlobalNorm, vec![gradients], vec![norm]);
-    let parameters = graph.state(state.parameters, 0, flat);
-    let first = graph.state(state.first_moment, 0, flat);
-    let second = graph.state(state.second_moment, 0, flat);
-    let counter = graph.state(state.counter, 0, TensorType::new(&[1], DType::U32));
-    graph.push(
-        Kernel::AdamW(adamw),
-        vec![gradients, norm, learning_rate],
-        vec![parameters, first, second, counter],
-    );
+    let mut changed = vec![graph.state(state.parameters, 0, flat), graph.state(state.first_moment, 0, flat)];
+    changed.extend(state.second_moment.map(|second| graph.state(second, 0, flat)));
+    changed.push(graph.state(state.counter, 0, TensorType::new(&[1], DType::U32)));
+    let kernel = match optimiser {
+        Optimiser::Adam(adam) => Kernel::Adam(adam),
+        Optimiser::Sgd(sgd) => Kernel::Sgd(sgd),
+    };
+    graph.push(kernel, vec![gradients, norm, learning_rate], changed);
     graph.keep(norm);
     Update { graph, learning_rate, norm }
 }

@@ -7,7 +7,7 @@
 //! ```text
 //! step-00000020/
 //!   config.json  generation_config.json  model.safetensors      what `transformers` reads, with the caller's tokenizer files
-//!   trainer/optimizer.safetensors                                AdamW's moments, by parameter name
+//!   trainer/optimizer.safetensors                                the optimiser's moments, by parameter name
 //!   trainer/state.json                                           step, data position, seed, counters
 //!   trainer/manifest.json                                        sizes and sums of all of the above
 //! ```
@@ -24,9 +24,10 @@ use ironmill_data::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    architecture::Model,
     config::ModelConfig,
     error::{Error, Result},
-    gpt2::Model,
+    hugging_face,
     weights::{load_weights, save_weights},
 };
 
@@ -52,6 +53,8 @@ pub struct TrainerState {
     pub updates: u32,
     /// The seed of the run's random numbers; with the step it is all the state that they have.
     pub seed: u64,
+    /// The optimiser that the moments belong to.
+    pub optimizer: String,
 }
 
 /// All that a resumed run needs.
@@ -59,10 +62,10 @@ pub struct TrainerState {
 pub struct Snapshot {
     /// The parameters, in the flat layout.
     pub parameters: Vec<f32>,
-    /// AdamW's running mean of gradients.
+    /// The optimiser's running mean (or sum) of gradients.
     pub first_moment: Vec<f32>,
-    /// AdamW's running mean of squared gradients.
-    pub second_moment: Vec<f32>,
+    /// The optimiser's running mean of squared gradients, if it has one.
+    pub second_moment: Option<Vec<f32>>,
     /// Where the run stands.
     pub state: TrainerState,
 }
@@ -115,7 +118,7 @@ fn stage(staged: &Path, model: &Model, snapshot: &Snapshot, extra: &[(String, Ve
     save_weights(&staged.join(WEIGHTS), model, &snapshot.parameters)?;
     save_moments(&staged.join(OPTIMISER), model, snapshot)?;
     let mut texts = vec![
-        (CONFIG.to_string(), pretty(&model.config().to_hugging_face())),
+        (CONFIG.to_string(), pretty(&hugging_face::to_json(model.config()))),
         ("generation_config.json".to_string(), pretty(&serde_json::json!({"do_sample": true}))),
     ];
     let state = VersionedState { version: VERSION, state: snapshot.state.clone() };
@@ -227,6 +230,7 @@ pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
     let parameters = load_weights(&checkpoint.join(WEIGHTS), model)?;
     let path = checkpoint.join(OPTIMISER);
     let file = SafeTensors::open(&path)?;
+    let has_second = file.names().any(|name| name.ends_with(".exp_avg_sq"));
     let moments = |suffix: &str| -> Result<Vec<f32>> {
         let mut values = vec![0.0; model.layout().len()];
         for parameter in model.layout().parameters() {
@@ -237,7 +241,7 @@ pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
     Ok(Snapshot {
         parameters,
         first_moment: moments("exp_avg")?,
-        second_moment: moments("exp_avg_sq")?,
+        second_moment: has_second.then(|| moments("exp_avg_sq")).transpose()?,
         state: state.state,
     })
 }
@@ -265,11 +269,12 @@ pub fn rotate(folder: &Path, keep: usize) -> Result<()> {
 }
 
 fn save_moments(path: &Path, model: &Model, snapshot: &Snapshot) -> Result<()> {
-    let kinds = [("exp_avg", &snapshot.first_moment), ("exp_avg_sq", &snapshot.second_moment)];
+    let mut kinds = vec![("exp_avg", &snapshot.first_moment)];
+    kinds.extend(snapshot.second_moment.as_ref().map(|second| ("exp_avg_sq", second)));
     let mut tensors = Vec::new();
     for parameter in model.layout().parameters() {
         let shape: Vec<u64> = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
-        for (kind, values) in kinds {
+        for (kind, values) in &kinds {
             tensors.push((format!("{}.{kind}", parameter.name), shape.clone(), &values[parameter.range()]));
         }
     }
@@ -292,7 +297,7 @@ fn read_config(folder: &Path) -> Result<ModelConfig> {
         return Err(Error::NotAModel { path: folder.to_path_buf(), problem: "has no config.json".into() });
     }
     let config: serde_json::Value = parse(&path)?;
-    ModelConfig::from_hugging_face(&config).map_err(|problem| Error::NotAModel { path, problem })
+    hugging_face::from_json(&config).map_err(|problem| Error::NotAModel { path, problem })
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
@@ -331,10 +336,13 @@ fn damaged(path: &Path, problem: impl std::fmt::Display) -> Error {
 }
 
 fn sizes(config: &ModelConfig) -> String {
-    let ModelConfig { layers, heads, width, context, vocab_size, .. } = config;
+    let ModelConfig { layers, heads, kv_heads, width, context, vocab_size, bias, tied, .. } = config;
     format!(
-        "{layers} layers, {heads} heads, width {width}, context {context}, vocabulary {vocab_size}, bias {}, tied {}",
-        config.bias, config.tied
+        "architecture {}, {layers} layers, {heads} heads ({kv_heads} of keys), width {width}, MLP {} of {}, context \
+         {context}, vocabulary {vocab_size}, bias {bias}, tied {tied}",
+        config.architecture.name(),
+        config.mlp.name(),
+        config.mlp_width,
     )
 }
 
@@ -345,20 +353,26 @@ fn pretty(value: &serde_json::Value) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::tests::tiny;
+    use crate::config::{Architecture, tests::tiny};
 
     fn snapshot(model: &Model, step: u64) -> Snapshot {
-        let state =
-            TrainerState { step, samples: 4 * step, tokens: 48 * step, updates: step as u32, seed: 9 };
+        let state = TrainerState {
+            step,
+            samples: 4 * step,
+            tokens: 48 * step,
+            updates: step as u32,
+            seed: 9,
+            optimizer: "adamw".into(),
+        };
         let parameters = model.initial_values(step);
         let moment = |factor: f32| parameters.iter().map(|x| x * factor).collect();
-        Snapshot { first_moment: moment(0.5), second_moment: moment(0.25), parameters, state }
+        Snapshot { first_moment: moment(0.5), second_moment: Some(moment(0.25)), parameters, state }
     }
 
     #[test]
     fn a_checkpoint_reads_back_exactly_with_its_extra_files() {
         let folder = tempfile::tempdir().unwrap();
-        let model = Model::new(tiny()).unwrap();
+        let model = Model::new(tiny(Architecture::Gpt2)).unwrap();
         let written = snapshot(&model, 7);
         let path =
             save(folder.path(), &model, &written, &[("tokenizer.json".into(), b"{}".to_vec())]).unwrap();
@@ -374,7 +388,7 @@ mod tests {
     #[test]
     fn a_damaged_or_unfinished_checkpoint_is_passed_over_for_the_newest_whole_one() {
         let folder = tempfile::tempdir().unwrap();
-        let model = Model::new(tiny()).unwrap();
+        let model = Model::new(tiny(Architecture::Gpt2)).unwrap();
         let first = save(folder.path(), &model, &snapshot(&model, 1), &[]).unwrap();
         let second = save(folder.path(), &model, &snapshot(&model, 2), &[]).unwrap();
         fs::create_dir_all(folder.path().join(".step-00000003.partial/trainer")).unwrap();
@@ -394,7 +408,7 @@ mod tests {
     #[test]
     fn rotation_keeps_the_newest_and_never_all_go() {
         let folder = tempfile::tempdir().unwrap();
-        let model = Model::new(tiny()).unwrap();
+        let model = Model::new(tiny(Architecture::Gpt2)).unwrap();
         for step in 1..=4 {
             save(folder.path(), &model, &snapshot(&model, step), &[]).unwrap();
         }
@@ -407,9 +421,9 @@ mod tests {
     #[test]
     fn a_checkpoint_of_another_shape_is_refused_with_both_sizes() {
         let folder = tempfile::tempdir().unwrap();
-        let model = Model::new(tiny()).unwrap();
+        let model = Model::new(tiny(Architecture::Gpt2)).unwrap();
         let path = save(folder.path(), &model, &snapshot(&model, 1), &[]).unwrap();
-        let other = Model::new(ModelConfig { layers: 3, ..tiny() }).unwrap();
+        let other = Model::new(ModelConfig { layers: 3, ..tiny(Architecture::Gpt2) }).unwrap();
         let message = load(&path, &other).unwrap_err().to_string();
         assert!(message.contains("2 layers") && message.contains("3 layers"), "{message}");
     }

@@ -1,12 +1,98 @@
 //! The sizes of a model, and what follows from them.
 
-use serde_json::{Value, json};
-
 use crate::error::{Error, Result};
 
-/// The sizes of a GPT-2-style model.
+/// The kinds of models there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// GPT-2 style: learned positions, LayerNorm, GELU, biases.
+    Gpt2,
+    /// Llama style: rotary positions, RMS norm, gated MLP, shared key heads.
+    Llama,
+    /// BERT style: a bidirectional encoder with norms behind its branches, trained to fill in masked tokens.
+    Encoder,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Architecture; 3] = [Architecture::Gpt2, Architecture::Llama, Architecture::Encoder];
+
+    /// The name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Architecture::Gpt2 => "gpt2",
+            Architecture::Llama => "llama",
+            Architecture::Encoder => "encoder",
+        }
+    }
+
+    /// Whether the model predicts what follows, and so can generate.
+    pub fn is_causal(self) -> bool {
+        self != Architecture::Encoder
+    }
+}
+
+/// What an MLP does between its products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mlp {
+    /// GELU in GPT-2's tanh form.
+    Gelu,
+    /// GELU by the error function.
+    GeluErf,
+    /// σ(gate)·gate·up, with a product of its own for the gate.
+    SiluGate,
+    /// max(x, 0)².
+    ReluSquared,
+}
+
+impl Mlp {
+    /// All of them.
+    pub const ALL: [Mlp; 4] = [Mlp::Gelu, Mlp::GeluErf, Mlp::SiluGate, Mlp::ReluSquared];
+
+    /// The name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mlp::Gelu => "gelu",
+            Mlp::GeluErf => "gelu_erf",
+            Mlp::SiluGate => "swiglu",
+            Mlp::ReluSquared => "relu2",
+        }
+    }
+
+    /// Products that widen: a gate has one of its own.
+    pub fn widening_products(self) -> usize {
+        if self == Mlp::SiluGate { 2 } else { 1 }
+    }
+}
+
+/// How rotary positions are stretched beyond the context that a model was trained with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// As they are.
+    None,
+    /// All frequencies divided by a factor.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided by a factor, high ones kept, those between interpolated.
+    Llama3 {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Wavelengths above `original_context` over this are low frequencies.
+        low_frequency_factor: f64,
+        /// Wavelengths below `original_context` over this are high frequencies.
+        high_frequency_factor: f64,
+        /// The context before stretching.
+        original_context: f64,
+    },
+}
+
+/// The sizes of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
+    /// The kind of model.
+    pub architecture: Architecture,
     /// Token ids are below this.
     pub vocab_size: usize,
     /// The most positions a sample has.
@@ -15,131 +101,162 @@ pub struct ModelConfig {
     pub layers: usize,
     /// Attention heads of a block.
     pub heads: usize,
+    /// Key and value heads of a block; divides `heads`.
+    pub kv_heads: usize,
     /// Channels of the residual stream.
     pub width: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Channels inside an MLP.
+    pub mlp_width: usize,
+    /// What an MLP does.
+    pub mlp: Mlp,
     /// The share of activations dropped in training: after the embedding and at the end of both branches of a block.
     pub dropout: f32,
-    /// Whether products and norms have biases.
+    /// Whether products and norms have biases. In Llama style: the products of queries, keys and values.
     pub bias: bool,
     /// Whether the head is the token embedding.
     pub tied: bool,
+    /// Whether queries and keys are normalised, head by head (Llama style).
+    pub qk_norm: bool,
+    /// How many positions back a query sees; 0 is all of them.
+    pub window: usize,
     /// Added to variances in norms.
     pub norm_eps: f32,
+    /// The base of rotary frequencies (Llama style).
+    pub rope_theta: f64,
+    /// How rotary positions are stretched (Llama style).
+    pub rope_scaling: RopeScaling,
 }
 
 impl ModelConfig {
-    /// The hidden width of a block's MLP.
-    pub fn mlp_width(&self) -> usize {
-        4 * self.width
+    /// A model of an architecture with its usual choices for all but the sizes. The MLP of a gated model is two thirds as
+    /// wide, rounded up to a multiple of 64, so that both kinds have about the same number of parameters.
+    pub fn new(architecture: Architecture, layers: usize, heads: usize, width: usize) -> Self {
+        let llama = architecture == Architecture::Llama;
+        let mlp_width = 4 * width;
+        ModelConfig {
+            architecture,
+            vocab_size: 256,
+            context: 256,
+            layers,
+            heads,
+            kv_heads: heads,
+            width,
+            head_dim: width / heads.max(1),
+            mlp_width: if llama { (mlp_width * 2 / 3).next_multiple_of(64) } else { mlp_width },
+            mlp: match architecture {
+                Architecture::Gpt2 => Mlp::Gelu,
+                Architecture::Llama => Mlp::SiluGate,
+                Architecture::Encoder => Mlp::GeluErf,
+            },
+            dropout: 0.0,
+            bias: !llama,
+            tied: true,
+            qk_norm: false,
+            window: 0,
+            norm_eps: if architecture == Architecture::Encoder { 1e-12 } else { 1e-5 },
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
+        }
     }
 
     /// Refuses sizes that make no model.
     pub fn check(&self) -> Result<()> {
-        let fail = |key, value: usize, reason: &str| {
-            Err(Error::Model { key, value: value.to_string(), reason: reason.into() })
-        };
+        let fail = |key, value: String, reason: &str| Err(Error::Model { key, value, reason: reason.into() });
         for (key, value) in [
             ("vocab_size", self.vocab_size),
             ("context", self.context),
             ("layers", self.layers),
             ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
             ("width", self.width),
+            ("head_dim", self.head_dim),
+            ("mlp_width", self.mlp_width),
         ] {
             if value == 0 {
-                return fail(key, value, "must be at least 1");
+                return fail(key, value.to_string(), "must be at least 1");
             }
             if value > 1 << 24 {
-                return fail(key, value, "is larger than any model this program can run (16,777,216)");
+                let reason = "is larger than any model this program can run (16,777,216)";
+                return fail(key, value.to_string(), reason);
             }
         }
-        if self.width % self.heads != 0 {
+        let llama = self.architecture == Architecture::Llama;
+        if !llama && self.width != self.heads * self.head_dim {
             let reason = format!("the width {} must be a multiple of it", self.width);
-            return fail("heads", self.heads, &reason);
+            return fail("heads", self.heads.to_string(), &reason);
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let reason = format!("must divide the {} heads", self.heads);
+            return fail("kv_heads", self.kv_heads.to_string(), &reason);
+        }
+        if llama && !self.head_dim.is_multiple_of(2) {
+            return fail("head_dim", self.head_dim.to_string(), "rotary positions need an even size");
+        }
+        if !llama && (self.kv_heads != self.heads || self.qk_norm) {
+            let key = if self.qk_norm { "qk_norm" } else { "kv_heads" };
+            let value = if self.qk_norm { "true".into() } else { self.kv_heads.to_string() };
+            return fail(key, value, "only the llama architecture has it");
+        }
+        if self.architecture == Architecture::Encoder && !(self.bias && self.tied) {
+            let key = if self.bias { "tied" } else { "bias" };
+            return fail(key, "false".into(), "an encoder has biases and a tied head");
+        }
+        let fits = match self.architecture {
+            Architecture::Gpt2 | Architecture::Encoder => self.mlp != Mlp::SiluGate,
+            Architecture::Llama => true,
+        };
+        if !fits {
+            return fail("mlp", self.mlp.name().into(), "only the llama architecture has a gated MLP");
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            let value = self.dropout.to_string();
-            return Err(Error::Model {
-                key: "dropout",
-                value,
-                reason: "must be at least 0 and below 1".into(),
-            });
+            return fail("dropout", self.dropout.to_string(), "must be at least 0 and below 1");
+        }
+        if !(self.rope_theta.is_finite() && self.rope_theta > 1.0) {
+            return fail("rope_theta", self.rope_theta.to_string(), "must be above 1");
         }
         Ok(())
     }
 
+    /// Parameters that a token meets in products: all matrices, the head included even when it is tied.
+    pub fn product_parameters(&self) -> usize {
+        let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let attention = self.width * (2 * queries + 2 * keys);
+        let mlp = (self.mlp.widening_products() + 1) * self.width * self.mlp_width;
+        let transform = if self.architecture == Architecture::Encoder { self.width * self.width } else { 0 };
+        self.layers * (attention + mlp) + self.vocab_size * self.width + transform
+    }
+
     /// Floating-point operations to train on one token: 6 for each parameter used in a product, and 12·L·C·T of attention.
     pub fn flops_per_token(&self) -> u64 {
-        let block = 3 * self.width * self.width + self.width * self.width + 2 * self.width * self.mlp_width();
-        let products = self.layers * block + self.vocab_size * self.width;
-        (6 * products + 12 * self.layers * self.width * self.context) as u64
+        let attention = 12 * self.layers * self.heads * self.head_dim * self.context;
+        (6 * self.product_parameters() + attention) as u64
     }
 
-    /// The `config.json` of a Hugging Face folder.
-    pub fn to_hugging_face(&self) -> Value {
-        json!({
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "activation_function": "gelu_new",
-            "vocab_size": self.vocab_size,
-            "n_positions": self.context,
-            "n_ctx": self.context,
-            "n_embd": self.width,
-            "n_layer": self.layers,
-            "n_head": self.heads,
-            "n_inner": null,
-            "embd_pdrop": self.dropout,
-            "resid_pdrop": self.dropout,
-            "attn_pdrop": 0.0,
-            "layer_norm_epsilon": self.norm_eps,
-            "tie_word_embeddings": self.tied,
-            "dtype": "float32",
-            "bos_token_id": null,
-            "eos_token_id": null,
-            "ironmill_bias": self.bias,
-        })
+    /// The frequencies of rotary positions, one for each pair of a head's channels.
+    pub fn rope_frequencies(&self) -> Vec<f64> {
+        let pairs = self.head_dim / 2;
+        (0..pairs)
+            .map(|i| self.rope_theta.powf(-(i as f64) / pairs as f64))
+            .map(|frequency| self.rope_scaling.apply(frequency))
+            .collect()
     }
+}
 
-    /// Reads the `config.json` of a Hugging Face folder; the error says what is missing or not supported.
-    pub fn from_hugging_face(config: &Value) -> std::result::Result<ModelConfig, String> {
-        let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or("none");
-        if model_type != "gpt2" {
-            return Err(format!("config.json has model_type {model_type:?}, and only \"gpt2\" is supported"));
+impl RopeScaling {
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            RopeScaling::None => frequency,
+            RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_context } => {
+                let wavelength = std::f64::consts::TAU / frequency;
+                let turns = original_context / wavelength;
+                let share = (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor);
+                let share = share.clamp(0.0, 1.0);
+                (1.0 - share) * frequency / factor + share * frequency
+            }
         }
-        let activation = config.get("activation_function").and_then(Value::as_str).unwrap_or("gelu_new");
-        if !matches!(activation, "gelu_new" | "gelu_pytorch_tanh") {
-            return Err(format!(
-                "config.json has activation_function {activation:?}, and only \"gelu_new\" is supported"
-            ));
-        }
-        let size = |key: &str| {
-            config
-                .get(key)
-                .and_then(Value::as_u64)
-                .and_then(|value| usize::try_from(value).ok())
-                .ok_or_else(|| format!("config.json has no whole number {key}"))
-        };
-        let width = size("n_embd")?;
-        if let Some(inner) = config.get("n_inner").and_then(Value::as_u64)
-            && inner != 4 * width as u64
-        {
-            return Err(format!("config.json has n_inner {inner}, and only 4 × n_embd is supported"));
-        }
-        let number =
-            |key: &str, default: f64| config.get(key).and_then(Value::as_f64).unwrap_or(default) as f32;
-        let flag = |key: &str| config.get(key).and_then(Value::as_bool).unwrap_or(true);
-        let model = ModelConfig {
-            vocab_size: size("vocab_size")?,
-            context: size("n_positions")?,
-            layers: size("n_layer")?,
-            heads: size("n_head")?,
-            width,
-            dropout: number("resid_pdrop", 0.0),
-            bias: flag("ironmill_bias"),
-            tied: flag("tie_word_embeddings"),
-            norm_eps: number("layer_norm_epsilon", 1e-5),
-        };
-        model.check().map_err(|error| error.to_string())?;
-        Ok(model)
     }
 }
 
@@ -147,42 +264,50 @@ impl ModelConfig {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn tiny() -> ModelConfig {
-        ModelConfig {
-            vocab_size: 37,
-            context: 12,
-            layers: 2,
-            heads: 3,
-            width: 24,
-            dropout: 0.0,
-            bias: true,
-            tied: true,
-            norm_eps: 1e-5,
-        }
-    }
-
-    #[test]
-    fn a_config_survives_the_hugging_face_form() {
-        for (bias, tied) in [(true, true), (false, false)] {
-            let config = ModelConfig { bias, tied, dropout: 0.1, ..tiny() };
-            assert_eq!(ModelConfig::from_hugging_face(&config.to_hugging_face()), Ok(config));
-        }
+    pub(crate) fn tiny(architecture: Architecture) -> ModelConfig {
+        ModelConfig { vocab_size: 37, context: 12, ..ModelConfig::new(architecture, 2, 3, 24) }
     }
 
     #[test]
     fn sizes_that_make_no_model_are_refused_by_name() {
-        let message = ModelConfig { heads: 5, ..tiny() }.check().unwrap_err().to_string();
+        let gpt2 = tiny(Architecture::Gpt2);
+        let message = ModelConfig { heads: 5, kv_heads: 5, ..gpt2.clone() }.check().unwrap_err().to_string();
         assert!(message.contains("heads = 5") && message.contains("24"), "{message}");
-        assert!(ModelConfig { layers: 0, ..tiny() }.check().is_err());
-        assert!(ModelConfig { dropout: 1.0, ..tiny() }.check().is_err());
-        assert!(ModelConfig { width: usize::MAX / 2, ..tiny() }.check().is_err());
+        assert!(ModelConfig { layers: 0, ..gpt2.clone() }.check().is_err());
+        assert!(ModelConfig { dropout: 1.0, ..gpt2.clone() }.check().is_err());
+        assert!(ModelConfig { width: usize::MAX / 2, ..gpt2.clone() }.check().is_err());
+        assert!(ModelConfig { kv_heads: 1, ..gpt2.clone() }.check().is_err());
+        assert!(ModelConfig { mlp: Mlp::SiluGate, ..gpt2 }.check().is_err());
+        let llama = tiny(Architecture::Llama);
+        assert!(ModelConfig { kv_heads: 2, ..llama.clone() }.check().is_err());
+        assert!(ModelConfig { head_dim: 7, ..llama }.check().is_err());
+        assert!(ModelConfig { tied: false, ..tiny(Architecture::Encoder) }.check().is_err());
     }
 
     #[test]
-    fn gpt2_small_has_its_known_size_and_cost() {
-        let small =
-            ModelConfig { vocab_size: 50257, context: 1024, layers: 12, heads: 12, width: 768, ..tiny() };
+    fn gpt2_small_has_its_known_cost() {
+        let small = ModelConfig {
+            vocab_size: 50257,
+            context: 1024,
+            ..ModelConfig::new(Architecture::Gpt2, 12, 12, 768)
+        };
         let products = 12 * 12 * 768 * 768 + 50257 * 768;
         assert_eq!(small.flops_per_token(), (6 * products + 12 * 12 * 768 * 1024) as u64);
+    }
+
+    #[test]
+    fn llama3_scaling_keeps_high_frequencies_and_divides_low_ones() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_frequency_factor: 1.0,
+            high_frequency_factor: 4.0,
+            original_context: 8192.0,
+        };
+        assert_eq!(scaling.apply(1.0), 1.0);
+        assert_eq!(scaling.apply(1e-5), 1e-5 / 8.0);
+        // A wavelength of 8192 / 2.5 lies half-way between the two limits.
+        let middle = std::f64::consts::TAU * 2.5 / 8192.0;
+        assert!((scaling.apply(middle) / middle - (0.5 / 8.0 + 0.5)).abs() < 1e-12);
+        assert_eq!(RopeScaling::Linear { factor: 4.0 }.apply(1.0), 0.25);
     }
 }

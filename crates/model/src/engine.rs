@@ -1,20 +1,21 @@
 //! A model on a device: its parameters, and the programs that evaluate it.
 
-use ironmill_compute::{DType, Device, HostData, IGNORED};
+use ironmill_compute::{DType, Device, HostData, IGNORED, LossShape};
 use ironmill_data::TokenStream;
-use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor};
+use ironmill_graph::{Graph, Passes, ProgramId, Runtime, States, Tensor};
 
 use crate::{
+    architecture::{Attend, Buffers, Model, Tokens},
     error::{Error, Result},
     generate::Generator,
-    gpt2::{Attend, Model},
+    objective::Objective,
 };
 
 /// A model whose parameters lie on a device.
 pub struct Engine {
     pub(crate) model: Model,
     pub(crate) runtime: Runtime,
-    pub(crate) parameters: StateId,
+    pub(crate) buffers: Buffers,
     pub(crate) generator: Option<Generator>,
     evaluation: Option<EvaluationProgram>,
 }
@@ -26,7 +27,8 @@ pub struct Evaluation {
     pub loss: f64,
     /// Tokens that were predicted.
     pub tokens: u64,
-    /// Bits that the model needs for a byte of the original text; none if the text's size is not known.
+    /// Bits that the model needs for a byte of the original text; none if the text's size is not known or the objective
+    /// does not code the text.
     pub bits_per_byte: Option<f64>,
 }
 
@@ -36,6 +38,9 @@ impl Evaluation {
         self.loss.exp()
     }
 }
+
+/// The seed of masks in evaluation: the same tokens are asked for every time.
+const EVALUATION_SEED: u64 = 0;
 
 struct EvaluationProgram {
     program: ProgramId,
@@ -49,15 +54,30 @@ impl Engine {
     /// A model on a device with these parameter values, in the flat layout.
     pub fn new(device: Box<dyn Device>, model: Model, values: &[f32]) -> Result<Self> {
         let mut states = States::default();
-        let parameters = states.declare("parameters", DType::F32, model.layout().len());
+        let buffers = Self::declare(&mut states, &model);
         let runtime = Runtime::new(device, &states)?;
-        let mut engine = Self::with_runtime(runtime, model, parameters);
-        engine.set_parameters(values)?;
-        Ok(engine)
+        Self::with_runtime(runtime, model, buffers, values)
     }
 
-    pub(crate) fn with_runtime(runtime: Runtime, model: Model, parameters: StateId) -> Self {
-        Engine { model, runtime, parameters, generator: None, evaluation: None }
+    /// The buffers that a model's programs read.
+    pub(crate) fn declare(states: &mut States, model: &Model) -> Buffers {
+        Buffers {
+            parameters: states.declare("parameters", DType::F32, model.layout().len()),
+            constants: states.declare("constants", DType::F32, model.constants().len()),
+        }
+    }
+
+    pub(crate) fn with_runtime(
+        runtime: Runtime,
+        model: Model,
+        buffers: Buffers,
+        values: &[f32],
+    ) -> Result<Self> {
+        let mut engine = Engine { model, runtime, buffers, generator: None, evaluation: None };
+        let constants = engine.model.constants();
+        engine.runtime.write_state(buffers.constants, 0..constants.len(), HostData::F32(&constants))?;
+        engine.set_parameters(values)?;
+        Ok(engine)
     }
 
     /// The model.
@@ -73,40 +93,55 @@ impl Engine {
     /// All parameters, in the flat layout.
     pub fn parameters(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.model.layout().len()];
-        self.runtime.read_state(self.parameters, 0..values.len(), &mut values)?;
+        self.runtime.read_state(self.buffers.parameters, 0..values.len(), &mut values)?;
         Ok(values)
     }
 
     /// Replaces all parameters.
     pub fn set_parameters(&mut self, values: &[f32]) -> Result<()> {
-        Ok(self.runtime.write_state(self.parameters, 0..values.len(), HostData::F32(values))?)
+        Ok(self.runtime.write_state(self.buffers.parameters, 0..values.len(), HostData::F32(values))?)
     }
 
-    /// The mean loss of a stream's tokens, read as consecutive windows of the model's context, at most `max_tokens` of
-    /// them. Each token but the first is predicted once. `rows` windows run at a time.
-    pub fn evaluate(&mut self, stream: &TokenStream, max_tokens: u64, rows: usize) -> Result<Evaluation> {
-        let predicted = stream.tokens().saturating_sub(1).min(max_tokens);
-        if predicted == 0 {
+    /// The mean loss over a stream, read as consecutive windows of the model's context, at most `max_tokens` of it.
+    /// `rows` windows run at a time. For the next-token objective each token but the first is predicted once; for the
+    /// masked-token one a fixed choice of tokens is.
+    pub fn evaluate(
+        &mut self,
+        stream: &TokenStream,
+        objective: Objective,
+        max_tokens: u64,
+        rows: usize,
+    ) -> Result<Evaluation> {
+        let last = stream.tokens().saturating_sub(1).min(max_tokens);
+        if last == 0 {
             let reason = "evaluation needs at least two tokens".into();
             return Err(Error::Setting { key: "eval_tokens", value: max_tokens.to_string(), reason });
         }
         self.prepare_evaluation(rows)?;
         let Some(evaluation) = &self.evaluation else { unreachable!("it was just prepared") };
-        let context = self.model.config().context;
+        let (context, vocab_size) = (self.model.config().context, self.model.config().vocab_size);
         let mut ids = vec![0; rows * context];
         let mut targets = vec![IGNORED; rows * context];
         let mut window = vec![0; context + 1];
-        let (mut position, mut sum) = (0, 0.0);
-        while position < predicted {
+        let (mut position, mut sum, mut predicted) = (0, 0.0, 0);
+        while position < last {
             targets.fill(IGNORED);
             for (ids, targets) in ids.chunks_exact_mut(context).zip(targets.chunks_exact_mut(context)) {
-                let count = (predicted - position).min(context as u64) as usize;
+                let count = (last - position).min(context as u64) as usize;
                 if count == 0 {
                     continue;
                 }
                 stream.read(position, &mut window[..=count])?;
                 ids[..count].copy_from_slice(&window[..count]);
                 targets[..count].copy_from_slice(&window[1..=count]);
+                objective.prepare(
+                    EVALUATION_SEED,
+                    (position / context as u64) as u32,
+                    vocab_size,
+                    ids,
+                    targets,
+                );
+                predicted += targets.iter().filter(|&&target| target != IGNORED).count() as u64;
                 position += count as u64;
             }
             self.runtime.write(evaluation.program, evaluation.ids, HostData::U32(&ids))?;
@@ -116,9 +151,10 @@ impl Engine {
             self.runtime.read(evaluation.program, evaluation.loss, &mut loss)?;
             sum += f64::from(loss[0]);
         }
-        let loss = sum / predicted as f64;
+        let loss = sum / predicted.max(1) as f64;
         let bytes_per_token = stream.raw_bytes() as f64 / stream.tokens() as f64;
-        let bits_per_byte = (bytes_per_token > 0.0).then(|| loss / std::f64::consts::LN_2 / bytes_per_token);
+        let is_code = objective == Objective::NextToken && bytes_per_token > 0.0;
+        let bits_per_byte = is_code.then(|| loss / std::f64::consts::LN_2 / bytes_per_token);
         Ok(Evaluation { loss, tokens: predicted, bits_per_byte })
     }
 
@@ -129,10 +165,11 @@ impl Engine {
         let context = self.model.config().context;
         let mut g = Graph::new();
         let batch = BatchInputs::declare(&mut g, rows, context);
-        let hidden =
-            self.model.hidden(&mut g, self.parameters, batch.ids, batch.positions, Attend::Whole(None))?;
-        let logits = self.model.logits(&mut g, self.parameters, hidden)?;
-        let losses = g.cross_entropy(logits, batch.targets, batch.weights)?;
+        let tokens =
+            Tokens { ids: batch.ids, positions: batch.positions, attend: Attend::PLAIN, recompute: false };
+        let hidden = self.model.hidden(&mut g, self.buffers, tokens)?;
+        let logits = self.model.logits(&mut g, self.buffers, hidden)?;
+        let losses = g.cross_entropy(logits, batch.targets, batch.weights, LossShape::default())?;
         let loss = g.sum(losses)?;
         g.keep(loss);
         let program = self.runtime.compile(g, &Passes::ALL)?;

@@ -37,7 +37,7 @@ pub enum Error {
     },
     /// A folder is not a model that this program can read.
     #[error(
-        "{path}: {problem}; pass a run folder, a checkpoint, or a Hugging Face folder of a GPT-2-style model"
+        "{path}: {problem}; pass a run folder, a checkpoint, or a Hugging Face folder of a supported model"
     )]
     NotAModel {
         /// The file or folder.

@@ -1,6 +1,6 @@
 //! Generation through the key-value cache: prompts in chunks, then a token a run for all samples at once.
 //!
-//! When a sample fills the context, the last half of its window is kept and read again from position 0 (learned positions
+//! When a sample fills the context, the last half of its window is kept and read again from position 0 (cached positions
 //! cannot slide). [`Engine::next_logits`], which has no cache, is the oracle of all this.
 
 use std::ops::ControlFlow;
@@ -9,9 +9,9 @@ use ironmill_compute::{DType, HostData, TensorType};
 use ironmill_graph::{Graph, Passes, ProgramId, StateId, Tensor};
 
 use crate::{
+    architecture::{Attend, Tokens},
     engine::Engine,
     error::{Error, Result},
-    gpt2::Attend,
     sampling::Sampling,
 };
 
@@ -93,6 +93,10 @@ impl Engine {
         on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<Vec<Generated>> {
         let (context, vocabulary) = (self.model.config().context, self.model.config().vocab_size);
+        if !self.model.config().architecture.is_causal() {
+            let advice = "sample from a gpt2 or llama model";
+            return Err(Error::Prompt(format!("a bidirectional encoder cannot continue text; {advice}")));
+        }
         let mut rows = Vec::with_capacity(prompts.len());
         for prompt in prompts {
             if prompt.is_empty() {
@@ -158,9 +162,10 @@ impl Engine {
         let (tokens, positions) =
             (g.input("ids", &dims, DType::U32), g.input("positions", &dims, DType::U32));
         let last = g.input("last", &[1], DType::U32);
-        let hidden = self.model.hidden(&mut g, self.parameters, tokens, positions, Attend::Whole(None))?;
+        let tokens_in = Tokens { ids: tokens, positions, attend: Attend::PLAIN, recompute: false };
+        let hidden = self.model.hidden(&mut g, self.buffers, tokens_in)?;
         let hidden = g.embed(hidden, last)?;
-        let logits = self.model.logits(&mut g, self.parameters, hidden)?;
+        let logits = self.model.logits(&mut g, self.buffers, hidden)?;
         g.keep(logits);
         let program = self.runtime.compile(g, &Passes::ALL)?;
         let counting: Vec<u32> = (0..ids.len() as u32).collect();
@@ -205,8 +210,8 @@ impl Engine {
     }
 
     fn decode_program(&mut self, rows: usize, chunk: usize) -> Result<Decode> {
-        let (context, layers, width) =
-            (self.model.config().context, self.model.config().layers, self.model.config().width);
+        let config = self.model.config();
+        let (context, layers, width) = (config.context, config.layers, config.kv_heads * config.head_dim);
         if self.generator.as_ref().is_none_or(|generator| generator.rows != rows) {
             let mut caches = Vec::with_capacity(layers);
             for _ in 0..layers {
@@ -227,9 +232,10 @@ impl Engine {
         let caches: Vec<[Tensor; 2]> =
             generator.caches.iter().map(|pair| pair.map(|cache| g.state(cache, 0, of))).collect();
         let attend = Attend::Cached { caches: &caches, starts };
-        let hidden = self.model.hidden(&mut g, self.parameters, ids, positions, attend)?;
+        let tokens = Tokens { ids, positions, attend, recompute: false };
+        let hidden = self.model.hidden(&mut g, self.buffers, tokens)?;
         let hidden = g.embed(hidden, last)?;
-        let logits = self.model.logits(&mut g, self.parameters, hidden)?;
+        let logits = self.model.logits(&mut g, self.buffers, hidden)?;
         g.keep(logits);
         let program = self.runtime.compile(g, &Passes::ALL)?;
         let decode = Decode { program, ids, positions, starts, last, logits };

@@ -5,18 +5,30 @@
 //!
 //! ```
 //! use std::ops::ControlFlow;
-//! use ironmill_compute::Cpu;
+//! use ironmill_compute::{Cpu, LossShape};
 //! use ironmill_data::{Loader, Sampler, TokenStream};
 //! use ironmill_graph::Passes;
-//! use ironmill_model::{Decay, GenerateOptions, Model, ModelConfig, Sampling, Schedule, TrainOptions, Trainer};
+//! use ironmill_model::{
+//!     Architecture, Betas, Decay, GenerateOptions, Model, ModelConfig, Objective, OptimizerOptions, Sampling, Schedule,
+//!     TrainOptions, Trainer,
+//! };
 //!
-//! let model = Model::new(ModelConfig {
-//!     vocab_size: 8, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0, bias: true, tied: true, norm_eps: 1e-5,
-//! })?;
+//! let sizes = ModelConfig { vocab_size: 8, context: 8, ..ModelConfig::new(Architecture::Llama, 1, 2, 16) };
+//! let model = Model::new(sizes)?;
 //! let values = model.initial_values(1);
-//! let schedule = Schedule { peak: 1e-2, floor: 1e-3, warmup: 5, steps: 60, decay: Decay::Cosine };
 //! let options = TrainOptions {
-//!     seed: 1, context: 8, rows: 8, micro_rows: 4, schedule, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, grad_clip: 1.0,
+//!     seed: 1,
+//!     objective: Objective::NextToken,
+//!     lengths: vec![8],
+//!     borders: false,
+//!     rows: 8,
+//!     micro_rows: 4,
+//!     schedule: Schedule { peak: 1e-2, floor: 1e-3, warmup: 5, steps: 60, decay: Decay::Cosine },
+//!     optimizer: OptimizerOptions::AdamW(Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+//!     weight_decay: 0.1,
+//!     grad_clip: 1.0,
+//!     loss: LossShape::default(),
+//!     recompute: false,
 //!     passes: Passes::ALL,
 //! };
 //! let mut trainer = Trainer::new(Box::new(Cpu::new(1)?), model, options, &values)?;
@@ -33,21 +45,26 @@
 //! # Ok::<(), ironmill_model::Error>(())
 //! ```
 
+mod architecture;
 pub mod checkpoint;
 mod config;
 mod engine;
 mod error;
 mod generate;
-mod gpt2;
+mod hugging_face;
+mod objective;
 mod sampling;
 mod train;
 mod weights;
 
-pub use config::ModelConfig;
+pub use architecture::{Attend, Buffers, Initial, Model, Tokens};
+pub use config::{Architecture, Mlp, ModelConfig, RopeScaling};
 pub use engine::{Engine, Evaluation};
 pub use error::{Error, Result};
 pub use generate::{Finish, GenerateOptions, Generated, window_start};
-pub use gpt2::{Attend, Initial, Model};
+pub use objective::Objective;
 pub use sampling::Sampling;
-pub use train::{Batch, Decay, MemoryPlan, Schedule, StepReport, TrainOptions, Trainer};
+pub use train::{
+    Batch, Betas, Decay, MemoryPlan, OptimizerOptions, Schedule, StepReport, TrainOptions, Trainer,
+};
 pub use weights::{load_weights, save_weights};

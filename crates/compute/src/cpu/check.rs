@@ -4,7 +4,7 @@ use super::memory::DEVICE;
 use crate::{
     device::Launch,
     error::{Error, Result},
-    kernel::{AdamW, HeadLoss, Kernel},
+    kernel::{HeadLoss, Kernel, UpdateRange},
     op::{Attention, Op},
     tensor::{DType, TensorType},
 };
@@ -35,6 +35,7 @@ impl Rule<'_> {
                     Op::LinearGradWeight
                         | Op::LinearGradBias
                         | Op::LayerNormGradParams { .. }
+                        | Op::RmsNormGradGain { .. }
                         | Op::EmbedGrad { .. }
                 );
                 self.ensure(has_kernel, "there is no kernel that writes this op into state")?;
@@ -68,7 +69,8 @@ impl Rule<'_> {
                 self.count(1, 1)?;
                 self.ensure(outputs[0].shape.elements() == 1, "the norm is one number")
             }
-            Kernel::AdamW(adamw) => self.adamw(adamw),
+            Kernel::Adam(adam) => self.optimiser(&adam.ranges, 3),
+            Kernel::Sgd(sgd) => self.optimiser(&sgd.ranges, 2),
         }
     }
 
@@ -99,7 +101,7 @@ impl Rule<'_> {
         self.count(4 + usize::from(head.has_gradient()), 2 + gradients)?;
         let (inputs, outputs) = (self.inputs, self.outputs);
         let logits = Op::Linear { bias: false }.outputs(&inputs[..2])?[0];
-        let losses = Op::CrossEntropy.outputs(&[logits, inputs[2], inputs[3]])?[0];
+        let losses = Op::CrossEntropy(head.loss).outputs(&[logits, inputs[2], inputs[3]])?[0];
         self.ensure(outputs[0] == losses, "there must be a loss per row")?;
         if head.has_gradient() {
             self.ensure(inputs[4].shape == losses.shape, "there must be a gradient per loss")?;
@@ -121,18 +123,18 @@ impl Rule<'_> {
         )
     }
 
-    fn adamw(&self, adamw: &AdamW) -> Result<()> {
-        self.count(3, 4)?;
+    /// An optimiser changes `flat` buffers of one length and its counter.
+    fn optimiser(&self, ranges: &[UpdateRange], flat: usize) -> Result<()> {
+        self.count(3, flat + 1)?;
         let elements = self.inputs[0].shape.elements();
-        let same = self.outputs[..3].iter().all(|state| state.shape.elements() == elements);
+        let same = self.outputs[..flat].iter().all(|state| state.shape.elements() == elements);
         self.ensure(same, "parameters, gradients and moments must have one length")?;
-        let scalars = [self.inputs[1], self.inputs[2], self.outputs[3]];
+        let scalars = [self.inputs[1], self.inputs[2], self.outputs[flat]];
         self.ensure(
             scalars.iter().all(|of| of.shape.elements() == 1),
             "norm, rate and counter are one number each",
         )?;
-        let mut ranges: Vec<(usize, usize)> =
-            adamw.ranges.iter().map(|range| (range.start, range.len)).collect();
+        let mut ranges: Vec<(usize, usize)> = ranges.iter().map(|range| (range.start, range.len)).collect();
         ranges.sort_unstable();
         let mut end = 0;
         for (start, len) in ranges {
@@ -145,7 +147,11 @@ impl Rule<'_> {
 
     /// Every operand is f32, except indices, which are u32.
     fn element_types(&self) -> Result<()> {
-        let is_index_output = |index| matches!(self.kernel, Kernel::AdamW(_)) && index == 3;
+        let is_index_output = |index| match self.kernel {
+            Kernel::Adam(_) => index == 3,
+            Kernel::Sgd(_) => index == 2,
+            _ => false,
+        };
         let operands = self.inputs.iter().enumerate().map(|(i, of)| (of, self.is_index_input(i)));
         let results = self.outputs.iter().enumerate().map(|(i, of)| (of, is_index_output(i)));
         for (of, is_index) in operands.chain(results) {
@@ -164,10 +170,11 @@ impl Rule<'_> {
     fn is_index_input(&self, index: usize) -> bool {
         match self.kernel {
             Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
-                Op::Embed | Op::CrossEntropy | Op::CrossEntropyGrad => index == 1,
+                Op::Embed | Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::Rope { .. } => index == 1,
                 Op::EmbedGrad { .. } => index == 0,
                 Op::Dropout { .. } => index == 1 || index == 2,
-                Op::Attention(_) => index == 3,
+                Op::Attention(_) => index >= 3,
+                Op::AttentionGrad(_) => index == 6,
                 _ => false,
             },
             Kernel::CacheAppend => index == 1,

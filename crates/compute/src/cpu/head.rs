@@ -66,9 +66,10 @@ pub(super) fn head_loss(
                 let row = first + logits.row + index;
                 let logits = logits.row_mut(index);
                 let log_sum_exp = vector::log_sum_exp(simd, logits);
-                *loss = row_loss(logits, log_sum_exp, targets[row], weights[row]);
+                *loss = row_loss(simd, head.loss, logits, log_sum_exp, targets[row], weights[row]);
                 if let Some(d_losses) = d_losses {
-                    row_grad(simd, logits, log_sum_exp, targets[row], weights[row] * d_losses[row]);
+                    let scale = weights[row] * d_losses[row];
+                    row_grad(simd, head.loss, logits, log_sum_exp, targets[row], scale);
                 }
             }
         });

@@ -2,6 +2,7 @@
 
 use super::{
     Context, Needs, attention, gemm, gemm::Matrix, gemm::Product, head, memory::Operands, rows, simd::Simd,
+    vector,
 };
 use crate::{device::Launch, error::Result, kernel::Kernel, op::Op, tensor::Shape};
 
@@ -27,7 +28,8 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::AddLayerNorm { .. }
-        | Kernel::AdamW(_) => Needs::default(),
+        | Kernel::Adam(_)
+        | Kernel::Sgd(_) => Needs::default(),
     }
 }
 
@@ -42,7 +44,8 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
         Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
         Kernel::GlobalNorm => rows::update::global_norm(context, operands),
-        Kernel::AdamW(of) => rows::update::adamw(context, operands, of),
+        Kernel::Adam(of) => rows::update::adam(context, operands, of),
+        Kernel::Sgd(of) => rows::update::sgd(context, operands, of),
     }
     Ok(())
 }
@@ -57,15 +60,20 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
             gemm::multiply(context, Product { a: x, b: w.transposed(), bias, add }, operands.output(0));
         }
         Op::LayerNorm { eps, bias } => rows::norm::layer_norm(context, operands, *eps, *bias),
+        Op::RmsNorm { eps } => rows::norm::rms_norm(context, operands, *eps),
+        Op::Rope { inverse } => return rows::embed::rope(context, operands, *inverse),
         Op::Split { .. } => rows::copy::split(context, operands),
         Op::Concat => rows::copy::concat(context, operands),
         Op::Attention(of) => attention::attention(context, operands, of),
-        Op::Gelu => rows::pointwise::gelu(context, operands),
-        Op::Add => rows::pointwise::add(context, operands),
+        Op::Gelu => rows::pointwise::activate(context, operands, vector::gelu),
+        Op::GeluErf => rows::pointwise::activate(context, operands, vector::gelu_erf),
+        Op::ReluSquared => rows::pointwise::activate(context, operands, vector::relu_squared),
+        Op::SiluGate => rows::pointwise::combine(context, operands, vector::silu_gate),
+        Op::Add => rows::pointwise::combine(context, operands, vector::add),
         Op::Dropout { probability, number } => {
             rows::pointwise::dropout(context, operands, *probability, *number);
         }
-        Op::CrossEntropy => return rows::loss::cross_entropy(context, operands),
+        Op::CrossEntropy(shape) => return rows::loss::cross_entropy(context, operands, *shape),
         Op::Sum => rows::pointwise::sum(context, operands),
         Op::Broadcast { .. } => rows::pointwise::broadcast(context, operands),
         Op::EmbedGrad { .. } => return rows::embed::embed_grad(context, operands, add),
@@ -85,8 +93,15 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         Op::LayerNormGradInput => rows::norm::layer_norm_grad_input(context, operands),
         Op::LayerNormGradParams { bias } => rows::norm::layer_norm_grad_params(context, operands, *bias, add),
         Op::AttentionGrad(of) => attention::attention_grad(context, operands, of),
-        Op::GeluGrad => rows::pointwise::gelu_grad(context, operands),
-        Op::CrossEntropyGrad => return rows::loss::cross_entropy_grad(context, operands),
+        Op::RmsNormGradInput => rows::norm::rms_norm_grad_input(context, operands),
+        Op::RmsNormGradGain { .. } => rows::norm::rms_norm_grad_gain(context, operands, add),
+        Op::GeluGrad => rows::pointwise::combine(context, operands, vector::gelu_grad),
+        Op::GeluErfGrad => rows::pointwise::combine(context, operands, vector::gelu_erf_grad),
+        Op::ReluSquaredGrad => rows::pointwise::combine(context, operands, vector::relu_squared_grad),
+        Op::SiluGateGrad => rows::pointwise::silu_gate_grad(context, operands),
+        Op::CrossEntropyGrad(shape) => {
+            return rows::loss::cross_entropy_grad(context, operands, *shape);
+        }
     }
     Ok(())
 }

@@ -96,6 +96,27 @@ const GELU_END: f32 = 30.0;
 const GELU_SCALE: f32 = 0.797_884_6;
 const GELU_CUBE: f32 = 0.044_715;
 
+/// The error function with an absolute error below 3·ε (Abramowitz & Stegun 7.1.26, whose own error is 1.5e-7).
+#[inline(always)]
+fn erf(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let t = 1.0 / (1.0 + 0.327_591_1 * magnitude);
+    let mut p = 1.061_405_4;
+    for coefficient in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+        p = p * t + coefficient;
+    }
+    let value = 1.0 - p * t * exp(-magnitude * magnitude);
+    if x < 0.0 { -value } else { value }
+}
+
+/// σ(x) and 1 − σ(x), which a subtraction would round away.
+#[inline(always)]
+fn sigmoid(x: f32) -> (f32, f32) {
+    let e = exp(-x);
+    let sigmoid = 1.0 / (1.0 + e);
+    (sigmoid, e * sigmoid)
+}
+
 /// The sum of all lanes, each half added to the other until one is left.
 #[inline(always)]
 fn total(lanes: [f32; LANES]) -> f32 {
@@ -160,7 +181,20 @@ fn philox_blocks(key: [u32; 2], first: u32, rest: [u32; 3]) -> [[u32; 4]; BLOCKS
     words
 }
 
-/// The constants of an AdamW step, the same for all elements of a range.
+/// The constants of a step of gradient descent, the same for all elements of a range.
+#[derive(Clone, Copy)]
+pub(super) struct SgdStep {
+    /// What gradients are multiplied by.
+    pub gradient_scale: f32,
+    /// What of the parameter is added to its gradient.
+    pub decay: f32,
+    /// What the running sum is multiplied by.
+    pub momentum: f32,
+    /// Learning rate.
+    pub rate: f32,
+}
+
+/// The constants of an Adam step, the same for all elements of a range.
 #[derive(Clone, Copy)]
 pub(super) struct AdamStep {
     /// What gradients are multiplied by.
@@ -169,7 +203,9 @@ pub(super) struct AdamStep {
     pub first: [f32; 2],
     /// β₂ and 1 − β₂.
     pub second: [f32; 2],
-    /// 1 − learning rate · weight decay.
+    /// What of the parameter is added to its gradient: weight decay for Adam, 0 for AdamW.
+    pub decay: f32,
+    /// 1 − learning rate · weight decay for AdamW, 1 for Adam.
     pub shrink: f32,
     /// Learning rate / (1 − β₁ᵗ).
     pub rate: f32,
@@ -263,6 +299,83 @@ vectorised! {
         }
     }
 
+    /// y ← ½x(1 + erf(x/√2)). The error is below 8·ε·|x|.
+    fn gelu_erf(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+        }
+    }
+
+    /// d_x ← d_y·(Φ(x) + x·φ(x)). The error is below 16·ε·|d_y|.
+    fn gelu_erf_grad(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+        /// 1/√(2π).
+        const DENSITY: f32 = 0.398_942_3;
+        for (d_x, (&x, d_y)) in d_x.iter_mut().zip(x.iter().zip(d_y)) {
+            let below = 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+            *d_x = d_y * (below + x * DENSITY * exp(-0.5 * x * x));
+        }
+    }
+
+    /// y ← max(x, 0)².
+    fn relu_squared(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            let x = if x < 0.0 { 0.0 } else { x };
+            *y = x * x;
+        }
+    }
+
+    /// d_x ← d_y·2·max(x, 0).
+    fn relu_squared_grad(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+        for (d_x, (&x, d_y)) in d_x.iter_mut().zip(x.iter().zip(d_y)) {
+            let x = if x < 0.0 { 0.0 } else { x };
+            *d_x = 2.0 * d_y * x;
+        }
+    }
+
+    /// y ← gate·σ(gate)·up.
+    fn silu_gate(gate: &[f32], up: &[f32], y: &mut [f32]) {
+        for (y, (&gate, up)) in y.iter_mut().zip(gate.iter().zip(up)) {
+            *y = gate * sigmoid(gate).0 * up;
+        }
+    }
+
+    /// d_gate ← d_y·up·σ·(1 + gate·(1 − σ)) and d_up ← d_y·gate·σ.
+    fn silu_gate_grad(gate: &[f32], up: &[f32], d_y: &[f32], d_gate: &mut [f32], d_up: &mut [f32]) {
+        let inputs = gate.iter().zip(up).zip(d_y);
+        for ((d_gate, d_up), ((&gate, up), d_y)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
+            let (sigmoid, complement) = sigmoid(gate);
+            *d_gate = d_y * up * sigmoid * (1.0 + gate * complement);
+            *d_up = d_y * gate * sigmoid;
+        }
+    }
+
+    /// Turns the pairs (i, i + D/2) of one head by the angles of a table's row, the other way with `sign` −1.
+    fn rotate(x: &[f32], angles: &[f32], sign: f32, y: &mut [f32]) {
+        let half = x.len() / 2;
+        let (low, high) = x.split_at(half);
+        let (cos, sin) = angles.split_at(half);
+        let (y_low, y_high) = y.split_at_mut(half);
+        for i in 0..half {
+            y_low[i] = low[i] * cos[i] - high[i] * (sign * sin[i]);
+            y_high[i] = high[i] * cos[i] + low[i] * (sign * sin[i]);
+        }
+    }
+
+    /// 1/√(mean square + eps) of a row.
+    fn rms_statistic(x: &[f32], eps: f32) -> f32 {
+        1.0 / (sum_of([x], |[x]| x * x) / x.len() as f32 + eps).sqrt()
+    }
+
+    /// With x̂ = x·rstd and g = d_y·gain: d_x ← rstd·(g − x̂·mean(g·x̂)).
+    fn rms_grad_input(d_y: &[f32], x: &[f32], gain: &[f32], rstd: f32, d_x: &mut [f32]) {
+        let columns = d_x.len();
+        let (d_y, x, gain) = (&d_y[..columns], &x[..columns], &gain[..columns]);
+        let mean_product = sum_of([d_y, gain, x], |[d_y, gain, x]| d_y * gain * (x * rstd)) / columns as f32;
+        for i in 0..columns {
+            d_x[i] = rstd * (d_y[i] * gain[i] - x[i] * rstd * mean_product);
+        }
+    }
+
     /// Mean and 1/√(variance + eps) of a row.
     fn norm_statistics(x: &[f32], eps: f32) -> (f32, f32) {
         let columns = x.len() as f32;
@@ -328,15 +441,8 @@ vectorised! {
         }
     }
 
-    /// y ← a·e^(x − offset).
-    fn scaled_probabilities(x: &[f32], offset: f32, a: f32, y: &mut [f32]) {
-        for (y, x) in y.iter_mut().zip(x) {
-            *y = a * exp(x - offset);
-        }
-    }
-
     /// x ← a·e^(x − offset).
-    fn scaled_probabilities_in_place(x: &mut [f32], offset: f32, a: f32) {
+    fn scaled_probabilities(x: &mut [f32], offset: f32, a: f32) {
         for x in x {
             *x = a * exp(*x - offset);
         }
@@ -349,12 +455,27 @@ vectorised! {
         }
     }
 
-    /// One AdamW step of consecutive elements, in PyTorch's order: moments, then p ← p·shrink, then
-    /// p ← p − rate·m / (√v·correction + eps).
-    fn adamw(step: AdamStep, gradients: &[f32], parameters: &mut [f32], first: &mut [f32], second: &mut [f32]) {
+    /// y ← y − a.
+    fn subtract(a: f32, y: &mut [f32]) {
+        for y in y {
+            *y -= a;
+        }
+    }
+
+    /// One step of gradient descent: g ← g·scale + decay·p; m ← momentum·m + g; p ← p − rate·m.
+    fn sgd(step: SgdStep, gradients: &[f32], parameters: &mut [f32], momentum: &mut [f32]) {
+        for ((p, g), m) in parameters.iter_mut().zip(gradients).zip(momentum) {
+            *m = step.momentum * *m + (g * step.gradient_scale + step.decay * *p);
+            *p -= step.rate * *m;
+        }
+    }
+
+    /// One Adam step of consecutive elements, in PyTorch's order: the gradient takes decay·p (Adam), moments,
+    /// then p ← p·shrink (AdamW), then p ← p − rate·m / (√v·correction + eps).
+    fn adam(step: AdamStep, gradients: &[f32], parameters: &mut [f32], first: &mut [f32], second: &mut [f32]) {
         let moments = first.iter_mut().zip(second);
         for ((p, g), (m, v)) in parameters.iter_mut().zip(gradients).zip(moments) {
-            let g = g * step.gradient_scale;
+            let g = g * step.gradient_scale + step.decay * *p;
             *m = step.first[0] * *m + step.first[1] * g;
             *v = step.second[0] * *v + step.second[1] * g * g;
             let shrunk = *p * step.shrink;

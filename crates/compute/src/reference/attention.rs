@@ -1,7 +1,9 @@
 //! Attention and its gradient, one query at a time.
 
+use std::ops::Range;
+
 use super::Tensor;
-use crate::op::{Attention, Mask};
+use crate::op::Attention;
 
 /// Where a head's rows lie inside [B,T,H·D] tensors.
 struct Heads {
@@ -38,12 +40,11 @@ impl Heads {
         (b * self.attention.heads + h) * self.queries + t
     }
 
-    /// How many keys the query at position `start + t` sees.
-    fn visible(&self, start: usize, t: usize) -> usize {
-        match self.attention.mask {
-            Mask::Causal => start + t + 1,
-            Mask::Full => self.keys,
-        }
+    /// The keys that the query at position `start + t` of a sample sees.
+    fn visible(&self, start: usize, t: usize, b: usize, borders: Option<&Tensor>) -> Range<usize> {
+        let border =
+            |position: usize| borders.map_or(0, |borders| borders.index(b * self.queries + position));
+        self.attention.visible(start + t, self.keys, borders.is_some().then_some(&border))
     }
 
     fn score(&self, q: &[f64], k: &[f64]) -> f64 {
@@ -54,19 +55,21 @@ impl Heads {
 pub(super) fn attention(attention: &Attention, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
     let heads = Heads::new(attention, q, k);
+    let borders = attention.borders.then(|| inputs[inputs.len() - 1]);
     outputs[0].data.fill(0.0);
     for b in 0..q.shape.dims()[0] {
         let start = if attention.cached { inputs[3].index(b) } else { 0 };
         for h in 0..attention.heads {
             for t in 0..heads.queries {
                 let query = heads.query(b, h, t);
-                let visible = heads.visible(start, t).min(heads.keys);
-                let scores: Vec<f64> = (0..visible)
+                let visible = heads.visible(start, t, b, borders);
+                let scores: Vec<f64> = visible
+                    .clone()
                     .map(|s| heads.score(&q.data[query..], &k.data[heads.key(b, h, s)..]))
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let log_sum_exp = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
-                for (s, score) in scores.iter().enumerate() {
+                for (s, score) in visible.zip(scores) {
                     let probability = (score - log_sum_exp).exp();
                     let value = heads.key(b, h, s);
                     for d in 0..heads.head_dim {
@@ -84,6 +87,7 @@ pub(super) fn attention_grad(attention: &Attention, inputs: &[&Tensor], outputs:
     let (d_out, q, k, v, out, log_sum_exp) =
         (inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5]);
     let heads = Heads::new(attention, q, k);
+    let borders = attention.borders.then(|| inputs[6]);
     outputs.iter_mut().for_each(|tensor| tensor.data.fill(0.0));
     for b in 0..q.shape.dims()[0] {
         for h in 0..attention.heads {
@@ -92,7 +96,7 @@ pub(super) fn attention_grad(attention: &Attention, inputs: &[&Tensor], outputs:
                 let row = query..query + heads.head_dim;
                 let d_row = &d_out.data[row.clone()];
                 let d_dot_out: f64 = d_row.iter().zip(&out.data[row]).map(|(a, b)| a * b).sum();
-                for s in 0..heads.visible(0, t) {
+                for s in heads.visible(0, t, b, borders) {
                     let key = heads.key(b, h, s);
                     let score = heads.score(&q.data[query..], &k.data[key..]);
                     let probability = (score - log_sum_exp.data[heads.statistic(b, h, t)]).exp();

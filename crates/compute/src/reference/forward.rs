@@ -3,7 +3,7 @@
 use super::Tensor;
 use crate::{
     error::Result,
-    op::IGNORED,
+    op::{IGNORED, LossShape},
     philox::{drop_threshold, philox},
 };
 
@@ -48,6 +48,36 @@ pub(super) fn layer_norm(eps: f64, bias: bool, inputs: &[&Tensor], outputs: &mut
     }
 }
 
+pub(super) fn rms_norm(eps: f64, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (x, gain) = (inputs[0], inputs[1]);
+    let columns = gain.data.len();
+    for (row, values) in x.data.chunks_exact(columns).enumerate() {
+        let mean_square = values.iter().map(|v| v * v).sum::<f64>() / columns as f64;
+        let rstd = 1.0 / (mean_square + eps).sqrt();
+        for (column, value) in values.iter().enumerate() {
+            outputs[0].data[row * columns + column] = value * rstd * gain.data[column];
+        }
+        outputs[1].data[row] = rstd;
+    }
+}
+
+pub(super) fn rope(inverse: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+    let (x, positions, table) = (inputs[0], inputs[1], inputs[2]);
+    let (head_dim, half) = (table.columns(), table.columns() / 2);
+    for row in 0..x.rows() {
+        let angles = table.row(positions.index_below(row, table.rows(), "rope")?);
+        for head in (0..x.columns()).step_by(head_dim) {
+            for i in 0..half {
+                let (cos, sin) = (angles[i], if inverse { -angles[i + half] } else { angles[i + half] });
+                let (a, b) = (x.row(row)[head + i], x.row(row)[head + i + half]);
+                outputs[0].row_mut(row)[head + i] = a * cos - b * sin;
+                outputs[0].row_mut(row)[head + i + half] = b * cos + a * sin;
+            }
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn split(sizes: &[usize], inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let mut start = 0;
     for (part, &size) in outputs.iter_mut().zip(sizes) {
@@ -74,6 +104,48 @@ pub(super) fn gelu(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     }
 }
 
+/// The error function by its Taylor series near 0 and by the continued fraction of its complement elsewhere.
+pub(super) fn erf(x: f64) -> f64 {
+    let magnitude = x.abs();
+    if magnitude < 3.0 {
+        let (mut term, mut sum) = (magnitude, magnitude);
+        for n in 1..200 {
+            let n = f64::from(n);
+            term *= -magnitude * magnitude / n;
+            sum += term / (2.0 * n + 1.0);
+        }
+        return x.signum() * sum * 2.0 / std::f64::consts::PI.sqrt();
+    }
+    let mut fraction = magnitude;
+    for n in (1..=100).rev() {
+        fraction = magnitude + f64::from(n) / 2.0 / fraction;
+    }
+    x.signum() * (1.0 - (-magnitude * magnitude).exp() / std::f64::consts::PI.sqrt() / fraction)
+}
+
+pub(super) fn gelu_erf(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    for (y, &x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
+        *y = 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
+    }
+}
+
+/// max(x, 0), and not a number where x is not, which `max` would hide.
+pub(super) fn positive(x: f64) -> f64 {
+    if x < 0.0 { 0.0 } else { x }
+}
+
+pub(super) fn relu_squared(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    for (y, &x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
+        *y = positive(x) * positive(x);
+    }
+}
+
+pub(super) fn silu_gate(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    for (y, (gate, up)) in outputs[0].data.iter_mut().zip(inputs[0].data.iter().zip(&inputs[1].data)) {
+        *y = gate / (1.0 + (-gate).exp()) * up;
+    }
+}
+
 pub(super) fn add(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     for (y, (a, b)) in outputs[0].data.iter_mut().zip(inputs[0].data.iter().zip(&inputs[1].data)) {
         *y = a + b;
@@ -92,7 +164,7 @@ pub(super) fn dropout(probability: f32, number: u32, inputs: &[&Tensor], outputs
     }
 }
 
-pub(super) fn cross_entropy(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+pub(super) fn cross_entropy(shape: &LossShape, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
     let (logits, targets, weights) = (inputs[0], inputs[1], inputs[2]);
     for row in 0..logits.rows() {
         let values = logits.row(row);
@@ -102,8 +174,33 @@ pub(super) fn cross_entropy(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Resul
         outputs[0].data[row] = 0.0;
         if targets.index(row) != IGNORED as usize {
             let target = targets.index_below(row, logits.columns(), "cross_entropy")?;
-            outputs[0].data[row] = weights.data[row] * (log_sum_exp - values[target]);
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            let (smoothing, z) = (f64::from(shape.label_smoothing), f64::from(shape.z_loss));
+            let loss = (1.0 - smoothing) * (log_sum_exp - values[target])
+                + smoothing * (log_sum_exp - mean)
+                + z * log_sum_exp * log_sum_exp;
+            outputs[0].data[row] = weights.data[row] * loss;
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_function_has_its_known_values() {
+        for (x, expected) in [
+            (0.0, 0.0),
+            (0.5, 0.520_499_877_813_046_5),
+            (1.0, 0.842_700_792_949_714_9),
+            (2.0, 0.995_322_265_018_952_7),
+            (-2.9, -0.999_958_902_121_900_5),
+            (3.1, 0.999_988_351_342_632_8),
+            (5.0, 0.999_999_999_998_462_5),
+        ] {
+            assert!((erf(x) - expected).abs() < 1e-13, "erf({x}) = {}", erf(x));
+        }
+    }
 }

@@ -128,7 +128,8 @@ fn run_plain(kernel: &Kernel, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Res
         }
         Kernel::CacheAppend => update::cache_append(inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
-        Kernel::AdamW(adamw) => update::adamw(adamw, inputs, outputs),
+        Kernel::Adam(adam) => update::adam(adam, inputs, outputs),
+        Kernel::Sgd(sgd) => update::sgd(sgd, inputs, outputs),
         Kernel::OpInto { .. } | Kernel::AddLayerNorm { .. } | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {
                 kernel: kernel.name(),
@@ -144,13 +145,18 @@ fn run_op(op: &Op, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
         Op::Embed => forward::embed(inputs, outputs)?,
         Op::Linear { bias } => forward::linear(*bias, inputs, outputs),
         Op::LayerNorm { eps, bias } => forward::layer_norm(f64::from(*eps), *bias, inputs, outputs),
+        Op::RmsNorm { eps } => forward::rms_norm(f64::from(*eps), inputs, outputs),
+        Op::Rope { inverse } => forward::rope(*inverse, inputs, outputs)?,
         Op::Split { sizes } => forward::split(sizes, inputs, outputs),
         Op::Concat => forward::concat(inputs, outputs),
         Op::Attention(attention) => attention::attention(attention, inputs, outputs),
         Op::Gelu => forward::gelu(inputs, outputs),
+        Op::GeluErf => forward::gelu_erf(inputs, outputs),
+        Op::ReluSquared => forward::relu_squared(inputs, outputs),
+        Op::SiluGate => forward::silu_gate(inputs, outputs),
         Op::Add => forward::add(inputs, outputs),
         Op::Dropout { probability, number } => forward::dropout(*probability, *number, inputs, outputs),
-        Op::CrossEntropy => forward::cross_entropy(inputs, outputs)?,
+        Op::CrossEntropy(shape) => forward::cross_entropy(shape, inputs, outputs)?,
         Op::Sum => outputs[0].data[0] = inputs[0].data.iter().sum(),
         Op::Broadcast { .. } => outputs[0].data.fill(inputs[0].data[0]),
         Op::EmbedGrad { .. } => gradient::embed(inputs, outputs)?,
@@ -160,8 +166,13 @@ fn run_op(op: &Op, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
         Op::LayerNormGradInput => gradient::layer_norm_input(inputs, outputs),
         Op::LayerNormGradParams { bias } => gradient::layer_norm_params(*bias, inputs, outputs),
         Op::AttentionGrad(attention) => attention::attention_grad(attention, inputs, outputs),
+        Op::RmsNormGradInput => gradient::rms_norm_input(inputs, outputs),
+        Op::RmsNormGradGain { columns } => gradient::rms_norm_gain(*columns, inputs, outputs),
         Op::GeluGrad => gradient::gelu(inputs, outputs),
-        Op::CrossEntropyGrad => gradient::cross_entropy(inputs, outputs)?,
+        Op::GeluErfGrad => gradient::gelu_erf(inputs, outputs),
+        Op::ReluSquaredGrad => gradient::relu_squared(inputs, outputs),
+        Op::SiluGateGrad => gradient::silu_gate(inputs, outputs),
+        Op::CrossEntropyGrad(shape) => gradient::cross_entropy(shape, inputs, outputs)?,
     }
     Ok(())
 }

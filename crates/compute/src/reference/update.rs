@@ -1,7 +1,7 @@
 //! State writes and the optimiser.
 
 use super::Tensor;
-use crate::kernel::AdamW;
+use crate::kernel::{Adam, Sgd};
 
 pub(super) fn cache_append(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (new, starts) = (inputs[0], inputs[1]);
@@ -19,27 +19,46 @@ pub(super) fn global_norm(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     outputs[0].data[0] = inputs[0].data.iter().map(|g| g * g).sum::<f64>().sqrt();
 }
 
-pub(super) fn adamw(adamw: &AdamW, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+/// What gradients are multiplied with before they are used, or none when the step must not happen.
+fn clip_scale(norm: f64, clip: f64) -> Option<f64> {
+    norm.is_finite().then(|| if clip > 0.0 && norm > clip { clip / norm } else { 1.0 })
+}
+
+pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (gradients, norm, rate) = (inputs[0], inputs[1].data[0], inputs[2].data[0]);
-    if !norm.is_finite() {
-        return;
-    }
+    let Some(scale) = clip_scale(norm, f64::from(adam.clip)) else { return };
     let [parameters, first, second, counter] = outputs else { return };
     counter.data[0] += 1.0;
-    let (beta1, beta2) = (f64::from(adamw.beta1), f64::from(adamw.beta2));
-    let clip = f64::from(adamw.clip);
-    let scale = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
+    let (beta1, beta2) = (f64::from(adam.beta1), f64::from(adam.beta2));
     let correction1 = 1.0 - beta1.powf(counter.data[0]);
     let correction2 = 1.0 - beta2.powf(counter.data[0]);
-    for range in adamw.ranges.iter() {
+    for range in adam.ranges.iter() {
+        let decay = f64::from(range.weight_decay);
         for i in range.start..range.start + range.len {
-            let gradient = gradients.data[i] * scale;
+            let mut gradient = gradients.data[i] * scale;
+            if adam.decoupled {
+                parameters.data[i] *= 1.0 - rate * decay;
+            } else {
+                gradient += decay * parameters.data[i];
+            }
             first.data[i] = beta1 * first.data[i] + (1.0 - beta1) * gradient;
             second.data[i] = beta2 * second.data[i] + (1.0 - beta2) * gradient * gradient;
-            let direction =
-                first.data[i] / correction1 / ((second.data[i] / correction2).sqrt() + f64::from(adamw.eps));
-            parameters.data[i] *= 1.0 - rate * f64::from(range.weight_decay);
-            parameters.data[i] -= rate * direction;
+            let spread = (second.data[i] / correction2).sqrt() + f64::from(adam.eps);
+            parameters.data[i] -= rate * (first.data[i] / correction1) / spread;
+        }
+    }
+}
+
+pub(super) fn sgd(sgd: &Sgd, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (gradients, norm, rate) = (inputs[0], inputs[1].data[0], inputs[2].data[0]);
+    let Some(scale) = clip_scale(norm, f64::from(sgd.clip)) else { return };
+    let [parameters, momentum, counter] = outputs else { return };
+    counter.data[0] += 1.0;
+    for range in sgd.ranges.iter() {
+        for i in range.start..range.start + range.len {
+            let gradient = gradients.data[i] * scale + f64::from(range.weight_decay) * parameters.data[i];
+            momentum.data[i] = f64::from(sgd.momentum) * momentum.data[i] + gradient;
+            parameters.data[i] -= rate * momentum.data[i];
         }
     }
 }

@@ -20,16 +20,32 @@ struct Story {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// How many keys a query sees; 0 is no limit.
+    window: usize,
 }
 
-const STORIES: [Story; 4] = [
-    Story { lengths: &[9, 5, 7], chunks: &[4, 1, 3, 4], heads: 2, kv_heads: 2, head_dim: 3 },
+const STORIES: [Story; 8] = [
+    Story { lengths: &[9, 5, 7], chunks: &[4, 1, 3, 4], heads: 2, kv_heads: 2, head_dim: 3, window: 0 },
     // One token at a time, as sampling does.
-    Story { lengths: &[4, 2], chunks: &[1, 1, 1, 1], heads: 4, kv_heads: 2, head_dim: 2 },
-    Story { lengths: &[6], chunks: &[6], heads: 3, kv_heads: 1, head_dim: 1 },
+    Story { lengths: &[4, 2], chunks: &[1, 1, 1, 1], heads: 4, kv_heads: 2, head_dim: 2, window: 0 },
+    Story { lengths: &[6], chunks: &[6], heads: 3, kv_heads: 1, head_dim: 1, window: 0 },
     // Chunks and sequences across the tiles of a fast backend.
-    Story { lengths: &[131, 70, 1, 97], chunks: &[67, 33, 1, 64], heads: 4, kv_heads: 2, head_dim: 17 },
+    Story { window: 0, ..LONG },
+    // Windows inside a chunk, across chunks, and longer than any sequence.
+    Story { lengths: &[9, 5, 7], chunks: &[4, 1, 3, 4], heads: 2, kv_heads: 1, head_dim: 3, window: 3 },
+    Story { lengths: &[4, 2], chunks: &[1, 1, 1, 1], heads: 2, kv_heads: 2, head_dim: 2, window: 1 },
+    Story { window: 40, ..LONG },
+    Story { window: 1000, ..LONG },
 ];
+
+const LONG: Story = Story {
+    lengths: &[131, 70, 1, 97],
+    chunks: &[67, 33, 1, 64],
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 17,
+    window: 0,
+};
 
 #[test]
 fn cached_attention_equals_causal_attention_over_the_whole_sequence() {
@@ -39,7 +55,8 @@ fn cached_attention_equals_causal_attention_over_the_whole_sequence() {
         for (device, bound) in DEVICES.into_iter().zip([1e-12, bound]) {
             let got = story.in_chunks(device());
             for (row, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                assert_close(&format!("row {row} of {:?}", story.lengths), got, expected, bound);
+                let name = format!("row {row} of {:?}, window {}", story.lengths, story.window);
+                assert_close(&name, got, expected, bound);
             }
         }
     }
@@ -51,7 +68,7 @@ impl Story {
     }
 
     fn heads(&self) -> Heads {
-        Heads { queries: self.heads, keys: self.kv_heads, mask: Mask::Causal }
+        Heads { queries: self.heads, keys: self.kv_heads, mask: Mask::Causal, window: self.window }
     }
 
     /// The columns of queries, keys and values.
@@ -72,7 +89,7 @@ impl Story {
             let mut g = Graph::new();
             let columns = self.columns();
             let qkv = columns.map(|columns| g.input("qkv", &[1, self.lengths[row], columns], DType::F32));
-            let out = g.attention(qkv[0], qkv[1], qkv[2], self.heads()).unwrap();
+            let out = g.attention(qkv, None, self.heads()).unwrap();
             g.keep(out);
             let mut runtime = Runtime::new(exact(), &States::default()).unwrap();
             let program = runtime.compile(g, &Passes::NONE).unwrap();

@@ -139,6 +139,17 @@ pub fn run(case: &Case, device: Box<dyn Device>, operands: &[Vec<f64>]) -> Resul
 
 /// Runs a case forward, and backward for some operands.
 pub fn run_for(case: &Case, device: Box<dyn Device>, operands: &[Vec<f64>], of: &[usize]) -> Results {
+    run_seeded(case, device, operands, of, &seed_values)
+}
+
+/// Runs a case forward, and backward for some operands from given gradients of its outputs.
+pub fn run_seeded(
+    case: &Case,
+    device: Box<dyn Device>,
+    operands: &[Vec<f64>],
+    of: &[usize],
+    seed_values: &dyn Fn(usize, usize) -> Vec<f64>,
+) -> Results {
     let mut built = Built::forward(case);
     let gradients = built.derive(case, of);
     let Built { graph, operands: inputs, outputs, seeds } = built;

@@ -1,6 +1,6 @@
 //! Heads and losses alone: several chunks of logits, every choice of gradients, and shapes that must not be fused.
 
-use ironmill_compute::{DType, Device, HostData, IGNORED, Kernel, Op, philox::philox};
+use ironmill_compute::{DType, Device, HostData, IGNORED, Kernel, LossShape, Op, philox::philox};
 use ironmill_graph::{Accumulate, Graph, Layout, Passes, Runtime, StateId, States, Tensor};
 
 use crate::{
@@ -19,6 +19,7 @@ struct Head {
     /// Whether a parameter lies below the head's input, so that the input needs a gradient.
     input_trains: bool,
     weight_trains: bool,
+    loss: LossShape,
     /// How the losses become one number.
     reduce: Reduce,
 }
@@ -68,7 +69,7 @@ impl Head {
             let rows = g.embed(table, ids).unwrap();
             g.sum(rows).unwrap()
         });
-        let mut losses = g.cross_entropy(logits, targets, weights).unwrap();
+        let mut losses = g.cross_entropy(logits, targets, weights, self.loss).unwrap();
         if self.reduce == Reduce::GeluSum {
             losses = g.gelu(losses).unwrap();
         }
@@ -127,8 +128,16 @@ impl Head {
     }
 }
 
-const HEAD: Head =
-    Head { rows: 21, vocabulary: 13, input_trains: true, weight_trains: true, reduce: Reduce::Sum };
+const HEAD: Head = Head {
+    rows: 21,
+    vocabulary: 13,
+    input_trains: true,
+    weight_trains: true,
+    loss: LossShape { label_smoothing: 0.0, z_loss: 0.0 },
+    reduce: Reduce::Sum,
+};
+
+const SHAPED: LossShape = LossShape { label_smoothing: 0.1, z_loss: 0.01 };
 
 #[test]
 fn a_fused_head_computes_the_gradients_that_are_wanted_and_no_others() {
@@ -145,6 +154,21 @@ fn a_fused_head_of_several_chunks_equals_one_over_all_rows() {
 }
 
 #[test]
+fn a_fused_head_shapes_its_loss_as_the_ops_do() {
+    for (label_smoothing, z_loss) in [(0.1, 0.0), (0.0, 0.01), (0.3, 0.1)] {
+        let loss = LossShape { label_smoothing, z_loss };
+        for (input_trains, weight_trains) in [(true, true), (true, false), (false, true), (false, false)] {
+            Head { input_trains, weight_trains, loss, ..HEAD }.check(1);
+        }
+    }
+    Head { rows: 600, vocabulary: 33, loss: SHAPED, ..HEAD }.check(1);
+    Head { rows: 37, vocabulary: 70_001, loss: SHAPED, ..HEAD }.check(1);
+    let plain = HEAD.run(false, exact(), &Passes::ALL);
+    let shaped = Head { loss: SHAPED, ..HEAD }.run(false, exact(), &Passes::ALL);
+    assert!(plain.0 != shaped.0 && plain.1 != shaped.1);
+}
+
+#[test]
 fn a_head_of_one_row_or_one_choice_is_fused_like_any_other() {
     Head { rows: 1, ..HEAD }.check(1);
     Head { vocabulary: 1, ..HEAD }.check(1);
@@ -153,6 +177,7 @@ fn a_head_of_one_row_or_one_choice_is_fused_like_any_other() {
 #[test]
 fn a_head_is_not_fused_when_the_gradient_of_the_losses_needs_the_losses() {
     Head { reduce: Reduce::GeluSum, ..HEAD }.check(0);
+    Head { reduce: Reduce::GeluSum, loss: SHAPED, ..HEAD }.check(0);
 }
 
 #[test]
@@ -168,7 +193,7 @@ fn logits_and_statistics_that_are_kept_can_be_read_with_passes_on() {
     let targets = g.input("targets", &[2], DType::U32);
     let weights = g.input("weights", &[2], DType::F32);
     let logits = g.linear(x, table, None).unwrap();
-    let outputs = g.op(Op::CrossEntropy, &[logits, targets, weights]).unwrap();
+    let outputs = g.op(Op::CrossEntropy(HEAD.loss), &[logits, targets, weights]).unwrap();
     for kept in [[logits, outputs[0]], [outputs[1], outputs[0]]] {
         let mut g = g.clone();
         kept.iter().for_each(|&tensor| g.keep(tensor));

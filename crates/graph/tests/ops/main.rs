@@ -21,13 +21,17 @@ mod tiny;
 
 /// Keys and values in a cache against attention over the whole sequence.
 mod cache;
+/// Attention inside documents against attention of each alone.
+mod documents;
 /// Heads and losses in shapes that fusing must get right or leave alone.
 mod heads;
-/// The optimiser's kernels.
+/// The optimisers' kernels.
 mod optimiser;
 /// Programs with passes on against programs with passes off.
 mod passes;
 /// Working types narrower than f32.
 mod precision;
+/// Values that the backward computes again.
+mod recompute;
 /// Accumulation, frozen parameters, thread counts, and what cannot be trained.
 mod training;

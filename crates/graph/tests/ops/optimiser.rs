@@ -1,7 +1,9 @@
-//! Global norm, clipping and AdamW, on every backend against the reference.
+//! Global norm, clipping and the optimisers, on every backend against the reference.
 
-use ironmill_compute::{AdamW, DType, Device, HostData};
-use ironmill_graph::{Layout, OptimiserState, Passes, Runtime, States, adamw_update};
+use std::sync::Arc;
+
+use ironmill_compute::{Adam, DType, Device, HostData, Sgd, UpdateRange};
+use ironmill_graph::{Layout, Optimiser, OptimiserState, Passes, Runtime, States, update_program};
 
 use crate::{
     cases::normals,
@@ -9,12 +11,46 @@ use crate::{
     tolerance::{assert_close, relative},
 };
 
+/// An optimiser without its ranges.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Adam { decoupled: bool },
+    Sgd { momentum: f32 },
+}
+
+const KINDS: [Kind; 4] = [
+    Kind::Adam { decoupled: true },
+    Kind::Adam { decoupled: false },
+    Kind::Sgd { momentum: 0.9 },
+    Kind::Sgd { momentum: 0.0 },
+];
+
+impl Kind {
+    fn with(self, clip: f32, ranges: Arc<[UpdateRange]>) -> Optimiser {
+        match self {
+            Kind::Adam { decoupled } => {
+                Optimiser::Adam(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip, decoupled, ranges })
+            }
+            Kind::Sgd { momentum } => Optimiser::Sgd(Sgd { momentum, clip, ranges }),
+        }
+    }
+
+    /// Where decay adds to the gradient it stays below a clipped one: where the two nearly cancel, Adam's direction would
+    /// magnify rounding.
+    fn weight_decay(self) -> f32 {
+        match self {
+            Kind::Adam { decoupled: false } => 1e-4,
+            Kind::Adam { decoupled: true } | Kind::Sgd { .. } => 0.1,
+        }
+    }
+}
+
 /// The flat buffers after some steps, and the norms on the way.
 #[derive(PartialEq)]
 struct Outcome {
     norms: Vec<f64>,
     parameters: Vec<f64>,
-    moments: [Vec<f64>; 2],
+    moments: Vec<Vec<f64>>,
     counter: f64,
 }
 
@@ -29,25 +65,33 @@ fn layout() -> Layout {
 }
 
 /// Runs a step per list of gradients.
-fn steps(device: Box<dyn Device>, clip: f32, gradients: &[Vec<f64>]) -> Outcome {
+fn steps(device: Box<dyn Device>, kind: Kind, clip: f32, gradients: &[Vec<f64>]) -> Outcome {
     let layout = layout();
-    let len = layout.len();
+    let optimiser = kind.with(clip, layout.update_ranges(kind.weight_decay()));
+    run(device, optimiser, 0.01, &normals(1, layout.len()), gradients)
+}
+
+fn run(
+    device: Box<dyn Device>,
+    optimiser: Optimiser,
+    rate: f32,
+    start: &[f64],
+    gradients: &[Vec<f64>],
+) -> Outcome {
+    let len = start.len();
     let mut states = States::default();
     let mut flat = |name| states.declare(name, DType::F32, len);
-    let state = OptimiserState {
-        parameters: flat("parameters"),
-        gradients: flat("gradients"),
-        first_moment: flat("first moment"),
-        second_moment: flat("second moment"),
-        counter: states.declare("counter", DType::U32, 1),
-        len,
-    };
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip, ranges: layout.update_ranges(0.1) };
-    let update = adamw_update(state, adamw);
+    let (parameters, gradient_state, first_moment) =
+        (flat("parameters"), flat("gradients"), flat("first moment"));
+    let second_moment = matches!(optimiser, Optimiser::Adam(_)).then(|| flat("second moment"));
+    let counter = states.declare("counter", DType::U32, 1);
+    let state =
+        OptimiserState { parameters, gradients: gradient_state, first_moment, second_moment, counter, len };
+    let update = update_program(state, optimiser);
     let mut runtime = Runtime::new(device, &states).unwrap();
     let program = runtime.compile(update.graph, &Passes::ALL).unwrap();
-    runtime.write_state(state.parameters, 0..len, HostData::F64(&normals(1, len))).unwrap();
-    runtime.write(program, update.learning_rate, HostData::F32(&[0.01])).unwrap();
+    runtime.write_state(state.parameters, 0..len, HostData::F64(start)).unwrap();
+    runtime.write(program, update.learning_rate, HostData::F32(&[rate])).unwrap();
     let mut norms = Vec::new();
     for gradients in gradients {
         runtime.write_state(state.gradients, 0..len, HostData::F64(gradients)).unwrap();
@@ -57,9 +101,9 @@ fn steps(device: Box<dyn Device>, clip: f32, gradients: &[Vec<f64>]) -> Outcome 
     let read = |state| runtime.read_state_f64(state, 0..len).unwrap();
     Outcome {
         norms,
-        parameters: read(state.parameters),
-        moments: [read(state.first_moment), read(state.second_moment)],
-        counter: runtime.read_state_f64(state.counter, 0..1).unwrap()[0],
+        parameters: read(parameters),
+        moments: [Some(first_moment), second_moment].into_iter().flatten().map(read).collect(),
+        counter: runtime.read_state_f64(counter, 0..1).unwrap()[0],
     }
 }
 
@@ -78,16 +122,59 @@ fn gradients(step: u32) -> Vec<f64> {
 #[test]
 fn cpu_updates_as_the_reference_does() {
     let gradients: Vec<Vec<f64>> = (0..4).map(gradients).collect();
-    for clip in [0.0, 1.0, 1e6] {
-        let expected = steps(exact(), clip, &gradients);
-        let got = steps(cpu(2), clip, &gradients);
-        let epsilon = DType::F32.epsilon();
-        assert_close("norms", &got.norms, &expected.norms, relative(1.0, epsilon, 1));
-        assert_close("parameters", &got.parameters, &expected.parameters, relative(4.0, epsilon, 1));
-        for (got, expected) in got.moments.iter().zip(&expected.moments) {
-            assert_close("moments", got, expected, relative(4.0, epsilon, 1));
+    let epsilon = DType::F32.epsilon();
+    for kind in KINDS {
+        for clip in [0.0, 1.0, 1e6] {
+            let expected = steps(exact(), kind, clip, &gradients);
+            let got = steps(cpu(2), kind, clip, &gradients);
+            let name = |what| format!("{what} of {kind:?}, clip {clip}");
+            assert_close(&name("norms"), &got.norms, &expected.norms, relative(1.0, epsilon, 1));
+            let bound = relative(4.0, epsilon, 1);
+            assert_close(&name("parameters"), &got.parameters, &expected.parameters, bound);
+            assert_eq!(got.moments.len(), expected.moments.len());
+            for (got, expected) in got.moments.iter().zip(&expected.moments) {
+                assert_close(&name("moments"), got, expected, bound);
+            }
+            assert_eq!(got.counter, 4.0);
         }
-        assert_eq!(got.counter, 4.0);
+    }
+}
+
+/// One parameter, two steps with the same gradient, by hand: rate 0.1, decay 0.1, gradient 0.5, parameter 1 at first.
+#[test]
+fn two_steps_of_every_optimiser_have_the_values_of_their_definitions() {
+    // AdamW's direction is 1 for a constant gradient: 1·0.99 − 0.1 = 0.89, then 0.89·0.99 − 0.1.
+    let adam_w = [0.89, 0.7811];
+    // Adam's gradient is 0.5 + 0.1·parameter: 0.6, then 0.59.
+    let (first, second): (f64, f64) =
+        ((0.09 * 0.6 + 0.1 * 0.59) / 0.19, (0.95 * 0.05 * 0.36 + 0.05 * 0.59 * 0.59) / 0.0975);
+    let adam = [0.9, 0.9 - 0.1 * first / second.sqrt()];
+    // The running sum is 0.6, then 0.9·0.6 + 0.594; without momentum 0.6, then 0.594.
+    let momentum = [0.94, 0.94 - 0.1134];
+    let plain = [0.94, 0.94 - 0.0594];
+    for (kind, expected) in KINDS.into_iter().zip([adam_w, adam, momentum, plain]) {
+        let ranges: Arc<[UpdateRange]> = Arc::from([UpdateRange { start: 0, len: 1, weight_decay: 0.1 }]);
+        for device in DEVICES {
+            for steps in [1, 2] {
+                let optimiser = kind.with(0.0, ranges.clone());
+                let outcome = run(device(), optimiser, 0.1, &[1.0], &vec![vec![0.5]; steps]);
+                // The constants are numbers of f32.
+                assert_close(&format!("{kind:?}"), &outcome.parameters, &[expected[steps - 1]], 1e-6);
+            }
+        }
+    }
+}
+
+/// Gradients scaled by hand have the norm of the clip, so clipping the originals must give the same.
+#[test]
+fn clipping_scales_all_gradients_to_the_norm_that_is_allowed() {
+    for kind in KINDS {
+        let norm = steps(exact(), kind, 0.0, &[gradients(0)]).norms[0];
+        let scaled: Vec<f64> = gradients(0).iter().map(|gradient| gradient * 2.0 / norm).collect();
+        let clipped = steps(exact(), kind, 2.0, &[gradients(0)]);
+        let by_hand = steps(exact(), kind, 0.0, &[scaled]);
+        assert_close("parameters", &clipped.parameters, &by_hand.parameters, 1e-12);
+        assert_close("momentum", &clipped.moments[0], &by_hand.moments[0], 1e-12);
     }
 }
 
@@ -95,26 +182,30 @@ fn cpu_updates_as_the_reference_does() {
 fn frozen_parameters_and_padding_never_move() {
     let layout = layout();
     let before = normals(1, layout.len());
-    for device in DEVICES {
-        let after = steps(device(), 1.0, &[gradients(0)]);
-        for (element, (after, before)) in after.parameters.iter().zip(&before).enumerate() {
-            let trained = layout.parameters().iter().any(|p| p.trainable && p.range().contains(&element));
-            assert_eq!(after != before, trained, "element {element}");
+    for kind in KINDS {
+        for device in DEVICES {
+            let after = steps(device(), kind, 1.0, &[gradients(0)]);
+            for (element, (after, before)) in after.parameters.iter().zip(&before).enumerate() {
+                let trained = layout.parameters().iter().any(|p| p.trainable && p.range().contains(&element));
+                assert_eq!(after != before, trained, "{kind:?}, element {element}");
+            }
         }
     }
 }
 
 #[test]
 fn a_gradient_that_is_not_finite_changes_nothing() {
-    for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        for device in DEVICES {
-            let mut broken = gradients(1);
-            broken[4321] = bad;
-            let skipped = steps(device(), 1.0, &[gradients(0), broken, gradients(2)]);
-            let clean = steps(device(), 1.0, &[gradients(0), gradients(2)]);
-            assert!(!skipped.norms[1].is_finite());
-            assert!(skipped.parameters == clean.parameters && skipped.moments == clean.moments);
-            assert_eq!(skipped.counter, 2.0);
+    for kind in KINDS {
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for (device, clip) in DEVICES.into_iter().flat_map(|device| [(device, 1.0), (device, 0.0)]) {
+                let mut broken = gradients(1);
+                broken[4321] = bad;
+                let skipped = steps(device(), kind, clip, &[gradients(0), broken, gradients(2)]);
+                let clean = steps(device(), kind, clip, &[gradients(0), gradients(2)]);
+                assert!(!skipped.norms[1].is_finite());
+                assert!(skipped.parameters == clean.parameters && skipped.moments == clean.moments);
+                assert_eq!(skipped.counter, 2.0);
+            }
         }
     }
 }

@@ -1,16 +1,16 @@
-//! A two-layer GPT-2-like model: every op, a tied head, and dropout wherever GPT-2 has it.
+//! A GPT-2-like model of few layers: every op, a tied head, and dropout wherever GPT-2 has it.
 //!
 //! B samples, T positions, C channels, V vocabulary.
 
 use std::ops::Range;
 
 use ironmill_compute::{
-    AdamW, DType, Device, HostData, IGNORED, Mask,
+    Adam, DType, Device, HostData, IGNORED, LossShape, Mask,
     philox::{Purpose, key, philox},
 };
 use ironmill_graph::{
-    Accumulate, Graph, Heads, Layout, OptimiserState, Passes, ProgramId, Randomness, Runtime, StateId,
-    States, Tensor, Update, adamw_update,
+    Accumulate, Graph, Heads, Layout, Optimiser, OptimiserState, Passes, ProgramId, Randomness, Result,
+    Runtime, StateId, States, Tensor, Update, update_program,
 };
 
 use crate::cases::normals;
@@ -26,14 +26,18 @@ pub struct Size {
     /// V.
     pub vocabulary: usize,
     pub dropout: f32,
+    pub layers: usize,
+    /// Whether the backward computes the values of a layer again.
+    pub recompute: bool,
 }
 
 /// Small enough for double precision in a moment.
-pub const SMALL: Size = Size { positions: 5, channels: 8, heads: 2, vocabulary: 11, dropout: 0.1 };
+pub const SMALL: Size =
+    Size { positions: 5, channels: 8, heads: 2, vocabulary: 11, dropout: 0.1, layers: 2, recompute: false };
 /// Large enough to cross the tiles of a fast backend and to give several threads something to do.
-pub const MEDIUM: Size = Size { positions: 37, channels: 48, heads: 3, vocabulary: 97, dropout: 0.1 };
+pub const MEDIUM: Size =
+    Size { positions: 37, channels: 48, heads: 3, vocabulary: 97, dropout: 0.1, layers: 2, recompute: false };
 
-const LAYERS: usize = 2;
 const EPS: f32 = 1e-5;
 pub const LEARNING_RATE: f32 = 0.01;
 /// Far above what rounding leaves of a gradient that is zero in truth, as a key's bias has; a smaller one would make steps
@@ -77,7 +81,7 @@ impl Model {
             layout.add(format!("{name}.weight"), &[outputs, inputs], true);
             layout.add(format!("{name}.bias"), &[outputs], false);
         };
-        for layer in 0..LAYERS {
+        for layer in 0..size.layers {
             norm(&mut layout, format!("{layer}.norm1"));
             linear(&mut layout, format!("{layer}.qkv"), 3 * c, c);
             linear(&mut layout, format!("{layer}.projection"), c, c);
@@ -91,7 +95,7 @@ impl Model {
         let len = layout.len();
         let mut flat = |name| states.declare(name, DType::F32, len);
         let (parameters, gradients) = (flat("parameters"), flat("gradients"));
-        let (first_moment, second_moment) = (flat("first moment"), flat("second moment"));
+        let (first_moment, second_moment) = (flat("first moment"), Some(flat("second moment")));
         let counter = states.declare("counter", DType::U32, 1);
         let working = states.declare("working copy", DType::BF16, len);
         let optimiser = OptimiserState { parameters, gradients, first_moment, second_moment, counter, len };
@@ -108,7 +112,7 @@ impl Model {
 
     /// The forward program alone.
     pub fn forward(&self, samples: usize) -> Micro {
-        let (t, c) = (self.size.positions, self.size.channels);
+        let t = self.size.positions;
         let mut g = Graph::new();
         let ids = g.input("ids", &[samples, t], DType::U32);
         let positions = g.input("positions", &[samples, t], DType::U32);
@@ -119,33 +123,42 @@ impl Model {
         let seed = g.input("seed", &[1], DType::F32);
 
         let random = Randomness { key, samples: sample_ids };
-        let heads = Heads { queries: self.size.heads, keys: self.size.heads, mask: Mask::Causal };
         let table = self.parameter(&mut g, "tokens");
         let places = self.parameter(&mut g, "positions");
         let (token, place) = (g.embed(table, ids).unwrap(), g.embed(places, positions).unwrap());
         let x = g.add(token, place).unwrap();
         let mut x = g.dropout(x, self.size.dropout, random).unwrap();
-        for layer in 0..LAYERS {
-            let h = self.norm(&mut g, x, &format!("{layer}.norm1"));
-            let qkv = self.linear(&mut g, h, &format!("{layer}.qkv"));
-            let [q, k, v] = g.split(qkv, &[c; 3]).unwrap()[..] else { unreachable!("three parts") };
-            let a = g.attention(q, k, v, heads).unwrap();
-            let a = self.linear(&mut g, a, &format!("{layer}.projection"));
-            let a = g.dropout(a, self.size.dropout, random).unwrap();
-            x = g.add(x, a).unwrap();
-            let h = self.norm(&mut g, x, &format!("{layer}.norm2"));
-            let h = self.linear(&mut g, h, &format!("{layer}.up"));
-            let h = g.gelu(h).unwrap();
-            let h = self.linear(&mut g, h, &format!("{layer}.down"));
-            let h = g.dropout(h, self.size.dropout, random).unwrap();
-            x = g.add(x, h).unwrap();
+        for layer in 0..self.size.layers {
+            x = match self.size.recompute {
+                true => g.recompute(|g| self.layer(g, x, layer, random)).unwrap(),
+                false => self.layer(&mut g, x, layer, random).unwrap(),
+            };
         }
         let x = self.norm(&mut g, x, "norm");
         let logits = g.linear(x, table, None).unwrap();
-        let losses = g.cross_entropy(logits, targets, weights).unwrap();
+        let losses = g.cross_entropy(logits, targets, weights, LossShape::default()).unwrap();
         let loss = g.sum(losses).unwrap();
         g.keep(loss);
         Micro { graph: g, ids, positions, targets, weights, key, samples: sample_ids, seed, loss }
+    }
+
+    /// Attention and perceptron, each with its norm before and its residual around it.
+    fn layer(&self, g: &mut Graph, x: Tensor, layer: usize, random: Randomness) -> Result<Tensor> {
+        let Size { channels, heads, dropout, .. } = self.size;
+        let heads = Heads { queries: heads, keys: heads, mask: Mask::Causal, window: 0 };
+        let h = self.norm(g, x, &format!("{layer}.norm1"));
+        let qkv = self.linear(g, h, &format!("{layer}.qkv"));
+        let [q, k, v] = g.split(qkv, &[channels; 3])?[..] else { unreachable!("three parts") };
+        let a = g.attention([q, k, v], None, heads)?;
+        let a = self.linear(g, a, &format!("{layer}.projection"));
+        let a = g.dropout(a, dropout, random)?;
+        let x = g.add(x, a)?;
+        let h = self.norm(g, x, &format!("{layer}.norm2"));
+        let h = self.linear(g, h, &format!("{layer}.up"));
+        let h = g.gelu(h)?;
+        let h = self.linear(g, h, &format!("{layer}.down"));
+        let h = g.dropout(h, dropout, random)?;
+        g.add(x, h)
     }
 
     /// The place of a parameter in the flat buffers.
@@ -197,8 +210,8 @@ impl<'a> Trial<'a> {
                 .unwrap();
         }
         let ranges = model.layout.update_ranges(0.1);
-        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: ADAM_EPS, clip: 1.0, ranges };
-        let Update { graph, learning_rate, .. } = adamw_update(model.optimiser, adamw);
+        let adam = Adam { beta1: 0.9, beta2: 0.95, eps: ADAM_EPS, clip: 1.0, decoupled: true, ranges };
+        let Update { graph, learning_rate, .. } = update_program(model.optimiser, Optimiser::Adam(adam));
         let update = runtime.compile(graph, passes).unwrap();
         runtime.write(update, learning_rate, HostData::F32(&[LEARNING_RATE])).unwrap();
         Trial { model, runtime, update, learning_rate }

@@ -13,18 +13,25 @@ pub fn constant(op: &Op) -> f64 {
         Op::Embed | Op::Split { .. } | Op::Concat | Op::Broadcast { .. } => 1.0,
         Op::Add | Op::Sum | Op::Dropout { .. } | Op::Linear { .. } => 1.0,
         // Statistics of a row, then a few products with them.
-        Op::LayerNorm { .. } | Op::CrossEntropy => 2.0,
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::CrossEntropy(_) => 2.0,
+        // A few products of numbers, none larger than the result's scale.
+        Op::Rope { .. } | Op::ReluSquared => 2.0,
         // An exponential inside: its argument's rounding is magnified by the argument.
-        Op::Gelu | Op::Attention(_) => 4.0,
+        Op::Gelu | Op::GeluErf | Op::SiluGate | Op::Attention(_) => 4.0,
         Op::EmbedGrad { .. }
         | Op::LinearGradInput
         | Op::LinearGradWeight
         | Op::LinearGradBias
         | Op::LayerNormGradInput
         | Op::LayerNormGradParams { .. }
+        | Op::RmsNormGradInput
+        | Op::RmsNormGradGain { .. }
         | Op::AttentionGrad(_)
         | Op::GeluGrad
-        | Op::CrossEntropyGrad => unreachable!("gradient ops are compared as gradients of their op"),
+        | Op::GeluErfGrad
+        | Op::ReluSquaredGrad
+        | Op::SiluGateGrad
+        | Op::CrossEntropyGrad(_) => unreachable!("gradient ops are compared as gradients of their op"),
     }
 }
 

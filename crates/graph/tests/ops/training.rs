@@ -183,7 +183,7 @@ fn the_weights_of_a_loss_have_no_gradient() {
     let targets = g.input("targets", &[2], DType::U32);
     let weights = g.input("weights", &[2], DType::F32);
     let seed = g.input("seed", &[2], DType::F32);
-    let losses = g.cross_entropy(logits, targets, weights).unwrap();
+    let losses = g.cross_entropy(logits, targets, weights, Default::default()).unwrap();
     assert_refused(g.gradients(&[(losses, seed)], &[weights]).unwrap_err(), "cross_entropy");
 }
 
@@ -196,7 +196,7 @@ fn attention_over_a_cache_has_no_gradient() {
     let qkv = ["q", "k", "v"].map(|name| g.input(name, &[1, 2, 4], DType::F32));
     let starts = g.input("starts", &[1], DType::U32);
     let seed = g.input("seed", &[1, 2, 4], DType::F32);
-    let heads = Heads { queries: 2, keys: 2, mask: Mask::Causal };
+    let heads = Heads { queries: 2, keys: 2, mask: Mask::Causal, window: 0 };
     let out = g.cached_attention(qkv, caches, starts, heads).unwrap();
     assert_refused(g.gradients(&[(out, seed)], &qkv).unwrap_err(), "attention");
 }

@@ -2,88 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use ironmill_compute::{AdamW, DType, Device, HostData, IGNORED, TensorType, philox};
+use ironmill_compute::{DType, Device, HostData, TensorType, philox};
 use ironmill_data::{BatchMut, Loader};
 use ironmill_graph::{
-    Accumulate, Graph, OptimiserState, Passes, ProgramId, Randomness, Runtime, StateId, States, Tensor,
-    adamw_update, dry_run,
+    Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, dry_run,
+    update_program,
 };
 
-use super::schedule::Schedule;
+use super::options::{Batch, TrainOptions};
 use crate::{
+    architecture::{Attend, Buffers, Model, Tokens},
     checkpoint::{Snapshot, TrainerState},
     engine::{BatchInputs, Engine},
     error::{Error, Result},
-    gpt2::{Attend, Model},
 };
-
-/// What a training run is made of, apart from the model and the data.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainOptions {
-    /// The seed of dropout masks.
-    pub seed: u64,
-    /// Tokens of a sample; at most the model's context.
-    pub context: usize,
-    /// Samples of a step, over all its micro-batches.
-    pub rows: usize,
-    /// Samples of a micro-batch; divides `rows`.
-    pub micro_rows: usize,
-    /// The learning rate.
-    pub schedule: Schedule,
-    /// Decay of AdamW's first moment.
-    pub beta1: f32,
-    /// Decay of AdamW's second moment.
-    pub beta2: f32,
-    /// Added to the root of AdamW's second moment.
-    pub eps: f32,
-    /// Decoupled weight decay of matrices and embeddings.
-    pub weight_decay: f32,
-    /// The largest global gradient norm; 0 turns clipping off.
-    pub grad_clip: f32,
-    /// Which passes run; all of them unless a test compares.
-    pub passes: Passes,
-}
-
-/// The samples of one step.
-#[derive(Clone, Debug)]
-pub struct Batch {
-    /// Token ids, `rows × context`.
-    pub ids: Vec<u32>,
-    /// What follows each token; [`IGNORED`] is not counted.
-    pub targets: Vec<u32>,
-    /// The weight of each target's loss.
-    pub weights: Vec<f32>,
-    /// The position of each token in its document.
-    pub positions: Vec<u32>,
-    /// Where in its row each token's document begins.
-    pub borders: Vec<u32>,
-    /// The global index of each sample.
-    pub samples: Vec<u32>,
-}
-
-impl Batch {
-    /// Room for a step's samples.
-    pub fn new(rows: usize, context: usize) -> Self {
-        let tokens = rows * context;
-        Batch {
-            ids: vec![0; tokens],
-            targets: vec![0; tokens],
-            weights: vec![1.0; tokens],
-            positions: (0..rows).flat_map(|_| 0..context as u32).collect(),
-            borders: vec![0; tokens],
-            samples: vec![0; rows],
-        }
-    }
-
-    /// How many targets count in the mean: those that are not ignored and weigh something.
-    pub fn counted(&self) -> usize {
-        self.targets
-            .iter()
-            .zip(&self.weights)
-            .filter(|&(&target, &weight)| target != IGNORED && weight > 0.0)
-            .count()
-    }
-}
 
 /// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,9 +64,9 @@ impl MemoryPlan {
 pub struct Trainer {
     engine: Engine,
     options: TrainOptions,
-    buffers: Buffers,
-    first: Micro,
-    more: Micro,
+    state: TrainingState,
+    /// For each length of samples, the programs of the first and of the further micro-batches.
+    micros: Vec<(usize, [Micro; 2])>,
     update: ProgramId,
     learning_rate: Tensor,
     norm: Tensor,
@@ -146,9 +78,10 @@ pub struct Trainer {
     tokens: u64,
 }
 
-/// The persistent buffers of training beside the parameters.
+/// The persistent buffers of training.
 #[derive(Clone, Copy)]
-struct Buffers {
+struct TrainingState {
+    model: Buffers,
     optimiser: OptimiserState,
     loss: StateId,
 }
@@ -157,12 +90,13 @@ struct Buffers {
 #[derive(Clone, Copy)]
 struct Micro {
     program: ProgramId,
-    tensors: MicroTensors,
+    inputs: MicroInputs,
 }
 
 #[derive(Clone, Copy)]
-struct MicroTensors {
+struct MicroInputs {
     batch: BatchInputs,
+    borders: Option<Tensor>,
     key: Tensor,
     samples: Tensor,
     seed: Tensor,
@@ -171,40 +105,32 @@ struct MicroTensors {
 impl Trainer {
     /// Makes a model ready for training on a device, with its initial parameters.
     pub fn new(device: Box<dyn Device>, model: Model, options: TrainOptions, values: &[f32]) -> Result<Self> {
-        check(&model, &options)?;
+        options.check(&model)?;
         let mut states = States::default();
-        let buffers = declare(&mut states, &model);
+        let state = declare(&mut states, &model, &options);
         let mut runtime = Runtime::new(device, &states)?;
-        let mut compile = |add: bool| -> Result<Micro> {
-            let (graph, tensors) = micro_graph(&model, buffers, &options, add)?;
-            let program = runtime.compile(graph, &options.passes)?;
-            tensors.batch.write_positions(&mut runtime, program)?;
-            Ok(Micro { program, tensors })
-        };
-        let (first, more) = (compile(false)?, compile(true)?);
-        let adamw = AdamW {
-            beta1: options.beta1,
-            beta2: options.beta2,
-            eps: options.eps,
-            clip: options.grad_clip,
-            ranges: model.layout().update_ranges(options.weight_decay),
-        };
-        let step = adamw_update(buffers.optimiser, adamw);
+        let mut micros = Vec::with_capacity(options.lengths.len());
+        // Longest first: the arena is then as large as it gets before other programs are bound to it.
+        for &length in options.lengths.iter().rev() {
+            let mut compile = |add: bool| -> Result<Micro> {
+                let (graph, inputs) = micro_graph(&model, state, &options, length, add)?;
+                Ok(Micro { program: runtime.compile(graph, &options.passes)?, inputs })
+            };
+            micros.push((length, [compile(false)?, compile(true)?]));
+        }
+        let optimiser = options.optimizer.build(model.layout(), options.weight_decay, options.grad_clip);
+        let step = update_program(state.optimiser, optimiser);
         let update = runtime.compile(step.graph, &options.passes)?;
-        let batch = Batch::new(options.rows, options.context);
-        let mut engine = Engine::with_runtime(runtime, model, buffers.optimiser.parameters);
-        engine.set_parameters(values)?;
         Ok(Trainer {
             dropout_key: philox::key(options.seed, philox::Purpose::Dropout),
-            engine,
+            batch: Batch::new(options.rows, options.longest()),
+            engine: Engine::with_runtime(runtime, model, state.model, values)?,
             options,
-            buffers,
-            first,
-            more,
+            state,
+            micros,
             update,
             learning_rate: step.learning_rate,
             norm: step.norm,
-            batch,
             step: 0,
             samples: 0,
             tokens: 0,
@@ -213,10 +139,10 @@ impl Trainer {
 
     /// What a run would need, without a device.
     pub fn plan(model: &Model, options: &TrainOptions) -> Result<MemoryPlan> {
-        check(model, options)?;
+        options.check(model)?;
         let mut states = States::default();
-        let buffers = declare(&mut states, model);
-        let (graph, _) = micro_graph(model, buffers, options, false)?;
+        let state = declare(&mut states, model, options);
+        let (graph, _) = micro_graph(model, state, options, options.longest(), false)?;
         let plan = dry_run(graph, &options.passes)?;
         Ok(MemoryPlan {
             parameters: model.layout().count(),
@@ -229,13 +155,18 @@ impl Trainer {
             arena_bytes: plan.arena_bytes,
             unshared_bytes: plan.unshared_bytes,
             // The first and the further micro-batches are two programs with inputs of their own.
-            input_bytes: 2 * plan.input_bytes,
+            input_bytes: 2 * options.lengths.len() * plan.input_bytes,
         })
     }
 
     /// The model with the parameters as they are now, to evaluate and sample from.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engine
+    }
+
+    /// The settings.
+    pub fn options(&self) -> &TrainOptions {
+        &self.options
     }
 
     /// Steps taken so far.
@@ -248,25 +179,33 @@ impl Trainer {
         self.tokens
     }
 
+    /// The global index of the next sample.
+    pub fn next_sample(&self) -> u64 {
+        self.samples
+    }
+
     /// Takes one step on the next samples of a loader.
     pub fn step(&mut self, loader: &Loader) -> Result<StepReport> {
         let started = Instant::now();
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(0, 0));
-        let first_sample = self.samples;
-        let filled = loader.fill(
-            first_sample,
-            BatchMut {
-                ids: &mut batch.ids,
-                targets: &mut batch.targets,
-                positions: &mut batch.positions,
-                borders: &mut batch.borders,
-                samples: &mut batch.samples,
-            },
-        );
+        let filled = self.fill(loader, &mut batch);
         let waited = started.elapsed();
-        let outcome = filled.map_err(Error::from).and_then(|()| self.step_on(&batch));
+        let outcome = filled.and_then(|()| self.step_on(&batch));
         self.batch = batch;
         outcome.map(|report| StepReport { waited, elapsed: started.elapsed(), ..report })
+    }
+
+    fn fill(&self, loader: &Loader, batch: &mut Batch) -> Result<()> {
+        let length = loader.length(self.samples);
+        batch.resize(length);
+        let Batch { ids, targets, positions, borders, samples, .. } = batch;
+        loader.fill(self.samples, BatchMut { ids, targets, positions, borders, samples })?;
+        let vocab_size = self.engine.model.config().vocab_size;
+        let rows = batch.ids.chunks_exact_mut(length).zip(batch.targets.chunks_exact_mut(length));
+        for ((ids, targets), &sample) in rows.zip(&batch.samples) {
+            self.options.objective.prepare(self.options.seed, sample, vocab_size, ids, targets);
+        }
+        Ok(())
     }
 
     /// Takes one step on these samples.
@@ -277,19 +216,31 @@ impl Trainer {
         let counted = batch.counted();
         let seed = 1.0 / counted.max(1) as f32;
         let rows = self.options.micro_rows;
-        let width = rows * self.options.context;
+        let length = batch.ids.len() / self.options.rows;
+        let Some(&(_, micros)) = self.micros.iter().find(|micro| micro.0 == length) else {
+            let reason = format!("samples must be of one of the lengths {:?}", self.options.lengths);
+            return Err(Error::Setting { key: "context", value: length.to_string(), reason });
+        };
         for index in 0..self.options.rows / rows {
-            let micro = if index == 0 { self.first } else { self.more };
-            let (tokens, samples) = (index * width..(index + 1) * width, index * rows..(index + 1) * rows);
-            let Micro { program, tensors } = micro;
+            let Micro { program, inputs } = micros[index.min(1)];
+            let (tokens, samples) =
+                (index * rows * length..(index + 1) * rows * length, index * rows..(index + 1) * rows);
             let runtime = &mut self.engine.runtime;
             let key = [self.dropout_key[0], self.dropout_key[1], self.step as u32];
-            runtime.write(program, tensors.batch.ids, HostData::U32(&batch.ids[tokens.clone()]))?;
-            runtime.write(program, tensors.batch.targets, HostData::U32(&batch.targets[tokens.clone()]))?;
-            runtime.write(program, tensors.batch.weights, HostData::F32(&batch.weights[tokens]))?;
-            runtime.write(program, tensors.samples, HostData::U32(&batch.samples[samples]))?;
-            runtime.write(program, tensors.key, HostData::U32(&key))?;
-            runtime.write(program, tensors.seed, HostData::F32(&[seed]))?;
+            runtime.write(program, inputs.batch.ids, HostData::U32(&batch.ids[tokens.clone()]))?;
+            runtime.write(program, inputs.batch.targets, HostData::U32(&batch.targets[tokens.clone()]))?;
+            runtime.write(
+                program,
+                inputs.batch.positions,
+                HostData::U32(&batch.positions[tokens.clone()]),
+            )?;
+            runtime.write(program, inputs.batch.weights, HostData::F32(&batch.weights[tokens.clone()]))?;
+            if let Some(borders) = inputs.borders {
+                runtime.write(program, borders, HostData::U32(&batch.borders[tokens]))?;
+            }
+            runtime.write(program, inputs.samples, HostData::U32(&batch.samples[samples]))?;
+            runtime.write(program, inputs.key, HostData::U32(&key))?;
+            runtime.write(program, inputs.seed, HostData::F32(&[seed]))?;
             runtime.run(program)?;
         }
 
@@ -299,7 +250,7 @@ impl Trainer {
         runtime.run(self.update)?;
         let (mut loss, mut norm) = ([0.0], [0.0]);
         runtime.read(self.update, self.norm, &mut norm)?;
-        runtime.read_state(self.buffers.loss, 0..1, &mut loss)?;
+        runtime.read_state(self.state.loss, 0..1, &mut loss)?;
         let (loss, norm) = (f64::from(loss[0]) / counted.max(1) as f64, f64::from(norm[0]));
         if !norm.is_finite() {
             return Err(Error::Diverged { step: self.step + 1, loss, norm });
@@ -314,30 +265,31 @@ impl Trainer {
 
     /// The gradients that the last step left, in the flat layout.
     pub fn gradients(&self) -> Result<Vec<f64>> {
-        let OptimiserState { gradients, len, .. } = self.buffers.optimiser;
+        let OptimiserState { gradients, len, .. } = self.state.optimiser;
         Ok(self.engine.runtime.read_state_f64(gradients, 0..len)?)
     }
 
     /// All that a resumed run needs.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } =
-            self.buffers.optimiser;
-        let read = |state: StateId, len: usize| -> Result<Vec<f32>> {
+            self.state.optimiser;
+        let read = |state: StateId| -> Result<Vec<f32>> {
             let mut values = vec![0.0; len];
             self.engine.runtime.read_state(state, 0..len, &mut values)?;
             Ok(values)
         };
         let state = TrainerState {
             step: self.step,
+            samples: self.samples,
             tokens: self.tokens,
             updates: self.engine.runtime.read_state_f64(counter, 0..1)?[0] as u32,
             seed: self.options.seed,
-            samples: self.samples,
+            optimizer: self.options.optimizer.name().into(),
         };
         Ok(Snapshot {
-            parameters: read(parameters, len)?,
-            first_moment: read(first_moment, len)?,
-            second_moment: read(second_moment, len)?,
+            parameters: read(parameters)?,
+            first_moment: read(first_moment)?,
+            second_moment: second_moment.map(read).transpose()?,
             state,
         })
     }
@@ -345,11 +297,18 @@ impl Trainer {
     /// Goes on from a snapshot exactly as the run that made it would have.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } =
-            self.buffers.optimiser;
+            self.state.optimiser;
+        if snapshot.state.optimizer != self.options.optimizer.name() {
+            let value = self.options.optimizer.name().into();
+            let reason = format!("the run so far used {}", snapshot.state.optimizer);
+            return Err(Error::Setting { key: "optimizer", value, reason });
+        }
         let runtime = &mut self.engine.runtime;
         runtime.write_state(parameters, 0..len, HostData::F32(&snapshot.parameters))?;
         runtime.write_state(first_moment, 0..len, HostData::F32(&snapshot.first_moment))?;
-        runtime.write_state(second_moment, 0..len, HostData::F32(&snapshot.second_moment))?;
+        if let (Some(state), Some(values)) = (second_moment, &snapshot.second_moment) {
+            runtime.write_state(state, 0..len, HostData::F32(values))?;
+        }
         runtime.write_state(counter, 0..1, HostData::U32(&[snapshot.state.updates]))?;
         self.step = snapshot.state.step;
         self.samples = snapshot.state.samples;
@@ -358,58 +317,48 @@ impl Trainer {
     }
 }
 
-fn check(model: &Model, options: &TrainOptions) -> Result<()> {
-    let fail =
-        |key, value: usize, reason: String| Err(Error::Setting { key, value: value.to_string(), reason });
-    let limit = model.config().context;
-    if options.context == 0 || options.context > limit {
-        return fail("context", options.context, format!("must be between 1 and the model's {limit}"));
-    }
-    if options.rows == 0 {
-        return fail("batch_tokens", 0, "must hold at least one sample of the model's context".into());
-    }
-    if options.micro_rows == 0 || options.rows % options.micro_rows != 0 {
-        let reason = format!("must divide the {} samples of a step", options.rows);
-        return fail("micro_batch", options.micro_rows, reason);
-    }
-    Ok(())
-}
-
-fn declare(states: &mut States, model: &Model) -> Buffers {
+fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> TrainingState {
     let len = model.layout().len();
+    let buffers = Engine::declare(states, model);
     let mut flat = |name| states.declare(name, DType::F32, len);
     let optimiser = OptimiserState {
-        parameters: flat("parameters"),
+        parameters: buffers.parameters,
         gradients: flat("gradients"),
         first_moment: flat("first moment"),
-        second_moment: flat("second moment"),
+        second_moment: options.optimizer.has_second_moment().then(|| flat("second moment")),
         counter: states.declare("update counter", DType::U32, 1),
         len,
     };
-    Buffers { optimiser, loss: states.declare("loss", DType::F32, 1) }
+    TrainingState { model: buffers, optimiser, loss: states.declare("loss", DType::F32, 1) }
 }
 
 /// Forward, loss and backward of one micro-batch; gradients and the loss are written (or added) to state.
 fn micro_graph(
     model: &Model,
-    buffers: Buffers,
+    state: TrainingState,
     options: &TrainOptions,
+    length: usize,
     add: bool,
-) -> Result<(Graph, MicroTensors)> {
+) -> Result<(Graph, MicroInputs)> {
     let rows = options.micro_rows;
-    let OptimiserState { parameters, gradients, .. } = buffers.optimiser;
     let mut g = Graph::new();
-    let batch = BatchInputs::declare(&mut g, rows, options.context);
+    let batch = BatchInputs::declare(&mut g, rows, length);
+    let borders = options.borders.then(|| g.input("borders", &[rows, length], DType::U32));
     let key = g.input("dropout key", &[3], DType::U32);
     let samples = g.input("samples", &[rows], DType::U32);
     let seed = g.input("loss seed", &[1], DType::F32);
-    let attend = Attend::Whole(Some(Randomness { key, samples }));
-    let hidden = model.hidden(&mut g, parameters, batch.ids, batch.positions, attend)?;
-    let logits = model.logits(&mut g, parameters, hidden)?;
-    let losses = g.cross_entropy(logits, batch.targets, batch.weights)?;
+    let tokens = Tokens {
+        ids: batch.ids,
+        positions: batch.positions,
+        attend: Attend::Whole { borders, randomness: Some(Randomness { key, samples }) },
+        recompute: options.recompute,
+    };
+    let hidden = model.hidden(&mut g, state.model, tokens)?;
+    let logits = model.logits(&mut g, state.model, hidden)?;
+    let losses = g.cross_entropy(logits, batch.targets, batch.weights, options.loss)?;
     let loss = g.sum(losses)?;
-    let total = g.state(buffers.loss, 0, TensorType::new(&[1], DType::F32));
+    let total = g.state(state.loss, 0, TensorType::new(&[1], DType::F32));
     g.write_state(loss, total, add);
-    g.train(loss, seed, Accumulate { gradients, add })?;
-    Ok((g, MicroTensors { batch, key, samples, seed }))
+    g.train(loss, seed, Accumulate { gradients: state.optimiser.gradients, add })?;
+    Ok((g, MicroInputs { batch, borders, key, samples, seed }))
 }

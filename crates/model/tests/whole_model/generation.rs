@@ -2,18 +2,22 @@
 
 use std::ops::ControlFlow;
 
-use ironmill_model::{Engine, Finish, GenerateOptions, Generated, ModelConfig, Sampling, window_start};
+use ironmill_model::{Architecture, Engine, Finish, GenerateOptions, Generated, Sampling, window_start};
 
-use crate::{backends, model, tiny};
+use crate::{backends, causal_kinds, model, tiny};
 
+/// Every causal kind of model on every backend.
 fn engines() -> Vec<Engine> {
-    let make = |(device, _)| {
-        let model = model(ModelConfig { layers: 2, ..tiny() });
-        // Larger than initial weights are, so that the likeliest token stands out.
-        let values: Vec<f32> = model.initial_values(8).iter().map(|x| x * 12.0).collect();
-        Engine::new(device, model, &values).unwrap()
-    };
-    backends().into_iter().map(make).collect()
+    let mut engines = Vec::new();
+    for config in causal_kinds() {
+        for (device, _) in backends() {
+            let model = model(config.clone());
+            // Larger than initial weights are, so that the likeliest token stands out.
+            let values: Vec<f32> = model.initial_values(8).iter().map(|x| x * 12.0).collect();
+            engines.push(Engine::new(device, model, &values).unwrap());
+        }
+    }
+    engines
 }
 
 fn generate(engine: &mut Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Vec<Generated> {
@@ -102,4 +106,14 @@ fn a_prompt_that_cannot_be_read_is_an_error() {
             assert!(engine.generate(&[prompt], &options, &mut |_, _| ControlFlow::Continue(())).is_err());
         }
     }
+}
+
+#[test]
+fn an_encoder_says_that_it_cannot_generate() {
+    let model = model(tiny(Architecture::Encoder));
+    let values = model.initial_values(1);
+    let mut engine = Engine::new(backends().remove(0).0, model, &values).unwrap();
+    let options = GenerateOptions { sampling: Sampling::GREEDY, max_tokens: 1, stop: vec![] };
+    let error = engine.generate(&[vec![1]], &options, &mut |_, _| ControlFlow::Continue(())).unwrap_err();
+    assert!(error.to_string().contains("bidirectional encoder"), "{error}");
 }

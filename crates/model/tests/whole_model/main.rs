@@ -3,11 +3,14 @@
 mod generation;
 mod golden;
 mod gradients;
+mod packing;
 mod training;
 
-use ironmill_compute::{Cpu, Device, Reference};
+use ironmill_compute::{Cpu, Device, LossShape, Reference};
 use ironmill_graph::Passes;
-use ironmill_model::{Decay, Model, ModelConfig, Schedule, TrainOptions};
+use ironmill_model::{
+    Architecture, Betas, Decay, Mlp, Model, ModelConfig, Objective, OptimizerOptions, Schedule, TrainOptions,
+};
 
 /// Every backend that a model can run on, with the unit of its rounding errors.
 fn backends() -> Vec<(Box<dyn Device>, f64)> {
@@ -15,36 +18,55 @@ fn backends() -> Vec<(Box<dyn Device>, f64)> {
     vec![(Box::new(Reference::exact()), 1e-12), (Box::new(cpu), f64::from(f32::EPSILON))]
 }
 
-fn tiny() -> ModelConfig {
-    ModelConfig {
-        vocab_size: 37,
-        context: 12,
-        layers: 2,
-        heads: 3,
-        width: 24,
-        dropout: 0.0,
-        bias: true,
-        tied: true,
-        norm_eps: 1e-5,
-    }
+fn tiny(architecture: Architecture) -> ModelConfig {
+    ModelConfig { vocab_size: 37, context: 12, ..ModelConfig::new(architecture, 2, 3, 24) }
+}
+
+/// One model of every kind, with its less usual choices on.
+fn kinds() -> Vec<ModelConfig> {
+    vec![
+        tiny(Architecture::Gpt2),
+        ModelConfig { bias: false, tied: false, window: 5, ..tiny(Architecture::Gpt2) },
+        tiny(Architecture::Llama),
+        ModelConfig {
+            kv_heads: 1,
+            qk_norm: true,
+            bias: true,
+            tied: false,
+            window: 7,
+            ..tiny(Architecture::Llama)
+        },
+        ModelConfig { mlp: Mlp::ReluSquared, head_dim: 10, ..tiny(Architecture::Llama) },
+        tiny(Architecture::Encoder),
+    ]
+}
+
+fn causal_kinds() -> impl Iterator<Item = ModelConfig> {
+    kinds().into_iter().filter(|config| config.architecture.is_causal())
 }
 
 fn model(config: ModelConfig) -> Model {
     Model::new(config).expect("the sizes fit")
 }
 
+fn objective(config: &ModelConfig) -> Objective {
+    if config.architecture.is_causal() { Objective::NextToken } else { Objective::MaskedToken { mask: 36 } }
+}
+
 fn options(rows: usize, micro_rows: usize) -> TrainOptions {
     TrainOptions {
         seed: 3,
-        context: 12,
+        objective: Objective::NextToken,
+        lengths: vec![12],
+        borders: false,
         rows,
         micro_rows,
         schedule: Schedule { peak: 1e-2, floor: 1e-3, warmup: 3, steps: 20, decay: Decay::Cosine },
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
+        optimizer: OptimizerOptions::AdamW(Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
         weight_decay: 0.1,
         grad_clip: 1.0,
+        loss: LossShape::default(),
+        recompute: false,
         passes: Passes::ALL,
     }
 }

@@ -1,24 +1,32 @@
 //! Training the same thing in different ways must give the same result.
 
-use ironmill_compute::{Cpu, IGNORED};
+use ironmill_compute::{Cpu, IGNORED, LossShape};
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::Passes;
-use ironmill_model::{Batch, Error, ModelConfig, TrainOptions, Trainer, checkpoint};
+use ironmill_model::{
+    Architecture, Batch, Betas, Error, ModelConfig, Objective, OptimizerOptions, TrainOptions, Trainer,
+    checkpoint,
+};
 
-use crate::{backends, distance, model, options, tiny, to_f64};
+use crate::{backends, distance, kinds, model, objective, options, tiny, to_f64};
 
 fn dropping() -> ModelConfig {
-    ModelConfig { dropout: 0.3, ..tiny() }
+    ModelConfig { dropout: 0.3, ..tiny(Architecture::Gpt2) }
 }
 
 fn trainer(threads: usize, options: TrainOptions) -> Trainer {
-    let model = model(dropping());
+    trainer_of(dropping(), threads, options)
+}
+
+fn trainer_of(config: ModelConfig, threads: usize, options: TrainOptions) -> Trainer {
+    let options = TrainOptions { objective: objective(&config), ..options };
+    let model = model(config);
     let values = model.initial_values(1);
     Trainer::new(Box::new(Cpu::new(threads).unwrap()), model, options, &values).unwrap()
 }
 
 fn loader(sampler: Sampler) -> Loader {
-    let tokens = (0..500u32).map(|i| (i * i + i / 7) % 37).collect();
+    let tokens = (0..500u32).map(|i| (i * i + i / 7) % 36).collect();
     Loader::new(TokenStream::from_tokens(tokens, 500), sampler, 5, 12, 8).unwrap()
 }
 
@@ -57,36 +65,88 @@ fn micro_batches_accumulate_to_the_large_batch_with_dropout_and_ignored_targets(
 
 #[test]
 fn the_number_of_threads_does_not_change_a_single_bit() {
-    let run = |threads| {
-        let mut trainer = trainer(threads, options(8, 4));
-        let losses = losses(&mut trainer, &loader(Sampler::Random), 6);
-        (losses, trainer.engine().parameters().unwrap())
-    };
-    let one = run(1);
-    assert_eq!(one, run(2));
-    assert_eq!(one, run(3));
+    for config in kinds() {
+        let config = ModelConfig { dropout: 0.3, ..config };
+        let run = |threads| {
+            let mut trainer = trainer_of(config.clone(), threads, options(8, 4));
+            let losses = losses(&mut trainer, &loader(Sampler::Random), 4);
+            (losses, trainer.engine().parameters().unwrap())
+        };
+        let one = run(1);
+        assert_eq!(one, run(2));
+        assert_eq!(one, run(3));
+    }
 }
 
 #[test]
 fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
-    for sampler in [Sampler::Random, Sampler::Shuffled] {
+    let betas = Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let optimizers = [
+        OptimizerOptions::AdamW(betas),
+        OptimizerOptions::Adam(betas),
+        OptimizerOptions::Sgd { momentum: 0.9 },
+    ];
+    for (index, config) in kinds().into_iter().enumerate() {
+        let config = ModelConfig { dropout: 0.3, ..config };
+        let sampler = [Sampler::Random, Sampler::Shuffled, Sampler::Sequential][index % 3];
+        let options = TrainOptions { optimizer: optimizers[index % 3], ..options(8, 4) };
         let loader = loader(sampler);
-        let mut straight = trainer(2, options(8, 4));
-        let straight_losses = losses(&mut straight, &loader, 20);
+        let mut straight = trainer_of(config.clone(), 2, options.clone());
+        let straight_losses = losses(&mut straight, &loader, 12);
 
         let folder = tempfile::tempdir().unwrap();
-        let mut first = trainer(2, options(8, 4));
+        let mut first = trainer_of(config.clone(), 2, options.clone());
         let mut resumed_losses = losses(&mut first, &loader, 7);
         let snapshot = first.snapshot().unwrap();
         let path = checkpoint::save(folder.path(), first.engine().model(), &snapshot, &[]);
         drop(first);
-        let mut second = trainer(1, options(8, 4));
+        let mut second = trainer_of(config, 1, options);
         let snapshot = checkpoint::load(&path.unwrap(), second.engine().model()).unwrap();
         second.restore(&snapshot).unwrap();
-        resumed_losses.extend(losses(&mut second, &loader, 13));
+        resumed_losses.extend(losses(&mut second, &loader, 5));
         assert_eq!(straight_losses, resumed_losses);
         assert_eq!(straight.snapshot().unwrap(), second.snapshot().unwrap());
     }
+}
+
+#[test]
+fn a_run_does_not_go_on_with_another_optimiser() {
+    let snapshot = trainer(1, options(8, 4)).snapshot().unwrap();
+    let mut other =
+        trainer(1, TrainOptions { optimizer: OptimizerOptions::Sgd { momentum: 0.9 }, ..options(8, 4) });
+    let message = other.restore(&snapshot).unwrap_err().to_string();
+    assert!(message.contains("optimizer = sgd") && message.contains("adamw"), "{message}");
+}
+
+#[test]
+fn computing_blocks_again_changes_no_bit_and_saves_memory() {
+    for config in kinds() {
+        let config = ModelConfig { dropout: 0.3, layers: 4, ..config };
+        let run = |recompute| {
+            let options = TrainOptions { recompute, ..options(8, 4) };
+            let mut trainer = trainer_of(config.clone(), 2, options.clone());
+            let losses = losses(&mut trainer, &loader(Sampler::Random), 3);
+            let options = TrainOptions { objective: objective(&config), ..options };
+            let plan = Trainer::plan(&model(config.clone()), &options).unwrap();
+            (losses, trainer.engine().parameters().unwrap(), plan.arena_bytes)
+        };
+        let (kept, again) = (run(false), run(true));
+        assert_eq!((kept.0, kept.1), (again.0, again.1));
+        assert!(again.2 < kept.2 * 3 / 4, "{} {}", again.2, kept.2);
+    }
+}
+
+#[test]
+fn label_smoothing_and_z_loss_reach_the_loss() {
+    let first_loss = |loss| {
+        let mut trainer = trainer(1, TrainOptions { loss, ..options(8, 8) });
+        losses(&mut trainer, &loader(Sampler::Random), 1)[0]
+    };
+    let plain = first_loss(LossShape::default());
+    let z = first_loss(LossShape { label_smoothing: 0.0, z_loss: 0.1 });
+    // Untrained logits are near 0, so their log-sum-exp is near ln 37.
+    assert!((z - plain - 0.1 * 37f64.ln().powi(2)).abs() < 0.05, "{plain} {z}");
+    assert_ne!(plain, first_loss(LossShape { label_smoothing: 0.2, z_loss: 0.0 }));
 }
 
 #[test]
@@ -108,18 +168,18 @@ fn training_lowers_the_loss_and_evaluation_sees_it() {
     let stream = TokenStream::from_tokens((0..997u32).map(|i| i % 5).collect(), 997);
     let loader = Loader::new(stream.clone(), Sampler::Shuffled, 5, 12, 8).unwrap();
     let mut trainer = trainer(2, options(8, 8));
-    let before = trainer.engine().evaluate(&stream, u64::MAX, 4).unwrap();
+    let before = trainer.engine().evaluate(&stream, Objective::NextToken, u64::MAX, 4).unwrap();
     let losses = losses(&mut trainer, &loader, 20);
-    let after = trainer.engine().evaluate(&stream, u64::MAX, 4).unwrap();
+    let after = trainer.engine().evaluate(&stream, Objective::NextToken, u64::MAX, 4).unwrap();
     assert!((before.loss - 37f64.ln()).abs() < 0.2, "{before:?}");
     assert!(after.loss < 0.6 * before.loss, "{before:?} {after:?} {losses:?}");
     assert_eq!(after.tokens, 996);
     let bits = after.loss / std::f64::consts::LN_2;
     assert!((after.bits_per_byte.unwrap() - bits).abs() < 1e-9);
     // The mean over all windows does not depend on how many run at a time.
-    let again = trainer.engine().evaluate(&stream, u64::MAX, 7).unwrap();
+    let again = trainer.engine().evaluate(&stream, Objective::NextToken, u64::MAX, 7).unwrap();
     assert!((again.loss - after.loss).abs() < 1e-5);
-    assert_eq!(trainer.engine().evaluate(&stream, 100, 4).unwrap().tokens, 100);
+    assert_eq!(trainer.engine().evaluate(&stream, Objective::NextToken, 100, 4).unwrap().tokens, 100);
 }
 
 #[test]
@@ -143,25 +203,45 @@ fn a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights() {
 }
 
 #[test]
+fn an_encoder_learns_to_fill_in_hidden_tokens() {
+    let stream = TokenStream::from_tokens((0..997u32).map(|i| i % 5).collect(), 997);
+    let loader = Loader::new(stream.clone(), Sampler::Shuffled, 5, 12, 8).unwrap();
+    let config = tiny(Architecture::Encoder);
+    let masked = objective(&config);
+    let mut trainer = trainer_of(config, 2, options(8, 8));
+    let before = trainer.engine().evaluate(&stream, masked, u64::MAX, 4).unwrap();
+    for _ in 0..60 {
+        trainer.step(&loader).unwrap();
+    }
+    let after = trainer.engine().evaluate(&stream, masked, u64::MAX, 4).unwrap();
+    assert!(after.loss < 0.6 * before.loss, "{before:?} {after:?}");
+    assert_eq!((after.tokens, after.bits_per_byte), (before.tokens, None));
+    assert!((0.1..0.2).contains(&(after.tokens as f64 / 996.0)), "{after:?}");
+}
+
+#[test]
 fn settings_that_make_no_step_are_refused_by_name() {
-    let values = model(tiny()).initial_values(1);
+    let gpt2 = || model(tiny(Architecture::Gpt2));
+    let values = gpt2().initial_values(1);
     for (options, key) in [
         (options(8, 3), "micro_batch"),
         (options(0, 1), "batch_tokens"),
-        (TrainOptions { context: 13, ..options(8, 4) }, "context"),
+        (TrainOptions { lengths: vec![13], ..options(8, 4) }, "context"),
+        (TrainOptions { objective: Objective::MaskedToken { mask: 1 }, ..options(8, 4) }, "objective"),
     ] {
         let device = Box::new(Cpu::new(1).unwrap());
-        let message = Trainer::new(device, model(tiny()), options, &values).err().unwrap().to_string();
+        let message = Trainer::new(device, gpt2(), options, &values).err().unwrap().to_string();
         assert!(message.contains(key), "{message}");
     }
 }
 
 #[test]
 fn the_memory_plan_counts_what_a_run_takes() {
-    let plan = Trainer::plan(&model(tiny()), &options(8, 4)).unwrap();
-    let flat = model(tiny()).layout().len() * 4;
+    let gpt2 = model(tiny(Architecture::Gpt2));
+    let plan = Trainer::plan(&gpt2, &options(8, 4)).unwrap();
+    let flat = gpt2.layout().len() * 4;
     assert_eq!(plan.states.iter().filter(|state| state.1 == flat).count(), 4);
     assert!(plan.arena_bytes < plan.unshared_bytes / 2, "{plan:?}");
-    let larger = Trainer::plan(&model(tiny()), &options(8, 8)).unwrap();
+    let larger = Trainer::plan(&gpt2, &options(8, 8)).unwrap();
     assert!(larger.arena_bytes > plan.arena_bytes);
 }

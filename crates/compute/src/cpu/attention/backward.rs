@@ -34,6 +34,7 @@ pub(in super::super) fn attention_grad(
     let simd = context.simd;
     let (d_out, q, k, v) = (operands.input(0), operands.input(1), operands.input(2), operands.input(3));
     let (out, log_sum_exp) = (operands.input(4), operands.input(5));
+    let borders = attention.borders.then(|| operands.indices(6));
     let sizes = Sizes::new(attention, operands.input_type(1).shape, operands.input_type(2).shape);
     let Sizes { batch, queries, keys, heads, kv_heads, head_dim, .. } = sizes;
     let owned = sizes.group() * head_dim;
@@ -55,12 +56,14 @@ pub(in super::super) fn attention_grad(
             for first in (0..queries).step_by(BLOCK) {
                 let rows = first..(first + BLOCK).min(queries);
                 let count = rows.len();
-                let seen = sizes.visible(0, rows.end - 1);
+                let borders = sizes.borders_of(borders, b);
+                let range = sizes.visible_to_block(0, rows.clone(), borders);
+                let seen = range.len();
                 let (p, scratch) = scratch.split_at_mut(count * seen);
                 let (d_s, scratch) = scratch.split_at_mut(count * seen);
                 let block = |data| sizes.query_head(data, (b, h), rows.clone());
-                let (keys, values) =
-                    (sizes.key_head(k, (b, kv_head), seen), sizes.key_head(v, (b, kv_head), seen));
+                let keys = sizes.key_head(k, (b, kv_head), range.clone());
+                let values = sizes.key_head(v, (b, kv_head), range.clone());
                 let mut multiply = |a, b, c: &mut Tile<'_>, add| {
                     gemm::multiply_alone(simd, Product { a, b, bias: None, add }, c, scratch);
                 };
@@ -72,16 +75,20 @@ pub(in super::super) fn attention_grad(
                     let place = (b * queries + t) * heads * head_dim + h * head_dim;
                     let place = place..place + head_dim;
                     let delta = vector::dot(simd, &d_out[place.clone()], &out[place]);
-                    let visible = sizes.visible(0, t);
+                    let visible = sizes.visible(0, t, borders);
+                    let visible = visible.start - range.start..visible.end - range.start;
                     let statistic = log_sum_exp[(b * heads + h) * queries + t];
-                    vector::probabilities(simd, &mut p[..visible], scale, statistic);
-                    vector::score_grad(simd, &p[..visible], delta, scale, &mut d_s[..visible]);
-                    p[visible..].fill(0.0);
-                    d_s[visible..].fill(0.0);
+                    let (seen_p, seen_d_s) = (&mut p[visible.clone()], &mut d_s[visible.clone()]);
+                    vector::probabilities(simd, seen_p, scale, statistic);
+                    vector::score_grad(simd, seen_p, delta, scale, seen_d_s);
+                    for hidden in [0..visible.start, visible.end..seen] {
+                        p[hidden.clone()].fill(0.0);
+                        d_s[hidden].fill(0.0);
+                    }
                 }
                 let (p, d_s) = (Matrix::new(p, count, seen), Matrix::new(d_s, count, seen));
-                multiply(p.transposed(), block(d_out), &mut d_v.part(0..seen, 0..head_dim), true);
-                multiply(d_s.transposed(), block(q), &mut d_k.part(0..seen, 0..head_dim), true);
+                multiply(p.transposed(), block(d_out), &mut d_v.part(range.clone(), 0..head_dim), true);
+                multiply(d_s.transposed(), block(q), &mut d_k.part(range.clone(), 0..head_dim), true);
                 let columns = member * head_dim..(member + 1) * head_dim;
                 multiply(d_s, keys, &mut d_q.part(rows.clone(), columns), false);
             }

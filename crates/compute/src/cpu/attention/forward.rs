@@ -33,6 +33,7 @@ pub(in super::super) fn attention(
     let simd = context.simd;
     let (q, k, v) = (operands.input(0), operands.input(1), operands.input(2));
     let starts = attention.cached.then(|| operands.indices(3));
+    let borders = attention.borders.then(|| operands.indices(3 + usize::from(attention.cached)));
     let sizes = Sizes::new(attention, operands.input_type(0).shape, operands.input_type(1).shape);
     let Sizes { batch, queries, heads, head_dim, .. } = sizes;
     // Both grids number their tiles by sample, head and block.
@@ -44,12 +45,14 @@ pub(in super::super) fn attention(
         let kv_head = h / sizes.group();
         let start = starts.map_or(0, |starts| starts[b] as usize);
         let rows = out.row_range();
-        let seen = sizes.visible(start, rows.end - 1);
+        let borders = sizes.borders_of(borders, b);
+        let keys = sizes.visible_to_block(start, rows.clone(), borders);
+        let seen = keys.len();
         let (scores, scratch) = scratch.split_at_mut(rows.len() * seen);
 
         let product = Product {
             a: sizes.query_head(q, (b, h), rows.clone()),
-            b: sizes.key_head(k, (b, kv_head), seen).transposed(),
+            b: sizes.key_head(k, (b, kv_head), keys.clone()).transposed(),
             bias: None,
             add: false,
         };
@@ -58,16 +61,18 @@ pub(in super::super) fn attention(
         // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
         let mut sums = [0.0; BLOCK];
         for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
-            let (visible, hidden) = scores.split_at_mut(sizes.visible(start, rows.start + row));
-            let (max, sum) = vector::softmax_numerators(simd, visible, sizes.scale());
-            hidden.fill(0.0);
+            let visible = sizes.visible(start, rows.start + row, borders);
+            let visible = visible.start - keys.start..visible.end - keys.start;
+            let (max, sum) = vector::softmax_numerators(simd, &mut scores[visible.clone()], sizes.scale());
+            scores[..visible.start].fill(0.0);
+            scores[visible.end..].fill(0.0);
             sums[row] = sum;
             log_sum_exp.row_mut(0)[row] = max + sum.ln();
         }
 
         let product = Product {
             a: gemm::Matrix::new(scores, rows.len(), seen),
-            b: sizes.key_head(v, (b, kv_head), seen),
+            b: sizes.key_head(v, (b, kv_head), keys),
             bias: None,
             add: false,
         };

@@ -1,7 +1,7 @@
 //! Attention and its gradient.
 //!
 //! B samples, T queries, S keys, H query heads, Hkv key heads, D head size. Rows of one head lie in [B,T,H·D] tensors at a
-//! stride of H·D. A block of queries is multiplied with all keys that its last query sees; scores of a block live in
+//! stride of H·D. A block of queries is multiplied with all keys that any of its queries sees; scores of a block live in
 //! the thread's scratch, so memory is linear in T.
 
 mod backward;
@@ -10,11 +10,10 @@ mod forward;
 pub(super) use backward::{attention_grad, needs as grad_needs};
 pub(super) use forward::{attention, needs};
 
+use std::ops::Range;
+
 use super::gemm::Matrix;
-use crate::{
-    op::{Attention, Mask},
-    tensor::Shape,
-};
+use crate::{op::Attention, tensor::Shape};
 
 /// Queries of a block.
 const BLOCK: usize = 32;
@@ -28,7 +27,7 @@ struct Sizes {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    mask: Mask,
+    attention: Attention,
 }
 
 impl Sizes {
@@ -36,8 +35,8 @@ impl Sizes {
         let (&[batch, queries, columns], &[_, keys, _]) = (q.dims(), k.dims()) else {
             unreachable!("checked at bind")
         };
-        let Attention { heads, kv_heads, mask, .. } = *attention;
-        Sizes { batch, queries, keys, heads, kv_heads, head_dim: columns / heads, mask }
+        let Attention { heads, kv_heads, .. } = *attention;
+        Sizes { batch, queries, keys, heads, kv_heads, head_dim: columns / heads, attention: *attention }
     }
 
     fn scale(&self) -> f32 {
@@ -49,12 +48,27 @@ impl Sizes {
         self.heads / self.kv_heads
     }
 
-    /// How many keys query `t` sees when the first query is at position `start`.
-    fn visible(&self, start: usize, t: usize) -> usize {
-        match self.mask {
-            Mask::Causal => start.saturating_add(t + 1).min(self.keys),
-            Mask::Full => self.keys,
+    /// The keys that query `t` of a sample sees when the first query is at position `start`.
+    fn visible(&self, start: usize, t: usize, borders: Option<&[u32]>) -> Range<usize> {
+        match borders {
+            None => self.attention.visible(start.saturating_add(t), self.keys, None),
+            Some(borders) => self.attention.visible(t, self.keys, Some(&|t| borders[t] as usize)),
         }
+    }
+
+    /// The keys that any query of a block sees.
+    fn visible_to_block(&self, start: usize, rows: Range<usize>, borders: Option<&[u32]>) -> Range<usize> {
+        let (mut first, mut end) = (self.keys, 0);
+        for t in rows {
+            let visible = self.visible(start, t, borders);
+            (first, end) = (first.min(visible.start), end.max(visible.end));
+        }
+        first..end
+    }
+
+    /// The borders of one sample, if there are any.
+    fn borders_of<'a>(&self, borders: Option<&'a [u32]>, b: usize) -> Option<&'a [u32]> {
+        borders.map(|borders| &borders[b * self.queries..][..self.queries])
     }
 
     /// Some rows of one head of a [B,T,H·D] tensor with `heads` heads and `length` rows per sample.
@@ -63,23 +77,18 @@ impl Sizes {
         data: &'a [f32],
         (heads, length): (usize, usize),
         (b, h): (usize, usize),
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
     ) -> Matrix<'a> {
         let stride = heads * self.head_dim;
         let start = (b * length + rows.start) * stride + h * self.head_dim;
         Matrix::strided(&data[start..], rows.len(), self.head_dim, stride)
     }
 
-    fn query_head<'a>(
-        &self,
-        data: &'a [f32],
-        (b, h): (usize, usize),
-        rows: std::ops::Range<usize>,
-    ) -> Matrix<'a> {
+    fn query_head<'a>(&self, data: &'a [f32], (b, h): (usize, usize), rows: Range<usize>) -> Matrix<'a> {
         self.head(data, (self.heads, self.queries), (b, h), rows)
     }
 
-    fn key_head<'a>(&self, data: &'a [f32], (b, h): (usize, usize), count: usize) -> Matrix<'a> {
-        self.head(data, (self.kv_heads, self.keys), (b, h), 0..count)
+    fn key_head<'a>(&self, data: &'a [f32], (b, h): (usize, usize), rows: Range<usize>) -> Matrix<'a> {
+        self.head(data, (self.kv_heads, self.keys), (b, h), rows)
     }
 }

@@ -1,4 +1,4 @@
-//! Rows of a table, and the gradient of the table.
+//! Rows of a table, the gradient of the table, and rotary positions, which are looked up in one.
 
 use super::{
     super::{
@@ -21,6 +21,32 @@ pub(in super::super) fn embed(context: &mut Context<'_>, operands: &mut Operands
         for row in 0..y.rows() {
             let id = ids[y.row + row] as usize;
             y.row_mut(row).copy_from_slice(&table[id * columns..][..columns]);
+        }
+    });
+    Ok(())
+}
+
+/// Turns the heads of every row by the angles of its position.
+pub(in super::super) fn rope(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    inverse: bool,
+) -> Result<()> {
+    let (simd, x, positions, table) =
+        (context.simd, operands.input(0), operands.indices(1), operands.input(2));
+    let table_shape = operands.input_type(2).shape;
+    let (columns, head_dim) = (operands.input_type(0).shape.columns(), table_shape.columns());
+    check_ids("rope", positions, table_shape.rows())?;
+    let sign = if inverse { -1.0 } else { 1.0 };
+    let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
+    for_tiles(context.pool, [grid], |[mut y], _| {
+        for row in y.row_range() {
+            let angles = &table[positions[row] as usize * head_dim..][..head_dim];
+            let x = &x[row * columns..][..columns];
+            let heads = x.chunks_exact(head_dim).zip(y.row_mut(row - y.row).chunks_exact_mut(head_dim));
+            for (x, y) in heads {
+                vector::rotate(simd, x, angles, sign, y);
+            }
         }
     });
     Ok(())

@@ -1,4 +1,4 @@
-//! Layer norm, alone and with the residual before it, its gradients, and the gradient of a bias.
+//! Layer norm, alone and with the residual before it, RMS norm, their gradients, and the gradient of a bias.
 
 use super::{
     super::{
@@ -132,6 +132,60 @@ pub(in super::super) fn layer_norm_grad_params(
             sums(d_gain.column_range(), d_gain.into_slice(), None)
         });
     }
+}
+
+/// The rows of RMS norm are groups of as many elements as the gain has.
+pub(in super::super) fn rms_norm(context: &mut Context<'_>, operands: &mut Operands<'_>, eps: f32) {
+    let (simd, x, gain) = (context.simd, operands.input(0), operands.input(1));
+    let columns = gain.len();
+    let rows = tile_rows(columns);
+    let grids = [Grid::rows(operands.output(0), columns, rows), Grid::elements(operands.output(1), rows)];
+    for_tiles(context.pool, grids, |[mut y, mut rstd], _| {
+        for row in 0..y.rows() {
+            let x = &x[(y.row + row) * columns..][..columns];
+            let statistic = vector::rms_statistic(simd, x, eps);
+            rstd.row_mut(0)[row] = statistic;
+            vector::normalise(simd, x, 0.0, statistic, gain, None, y.row_mut(row));
+        }
+    });
+}
+
+pub(in super::super) fn rms_norm_grad_input(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+    let (simd, d_y, x) = (context.simd, operands.input(0), operands.input(1));
+    let (gain, rstd) = (operands.input(2), operands.input(3));
+    let columns = gain.len();
+    let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
+    for_tiles(context.pool, [grid], |[mut d_x], _| {
+        for row in d_x.row_range() {
+            let range = row * columns..(row + 1) * columns;
+            let to = d_x.row_mut(row - d_x.row);
+            vector::rms_grad_input(simd, &d_y[range.clone()], &x[range], gain, rstd[row], to);
+        }
+    });
+}
+
+pub(in super::super) fn rms_norm_grad_gain(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    add: bool,
+) {
+    let (simd, d_y, x, rstd) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
+    let columns = operands.output_type(0).shape.columns();
+    for_tiles(context.pool, [Grid::elements(operands.output(0), OWNED_COLUMNS)], |[d_gain], _| {
+        let owned = d_gain.column_range();
+        let mut sums = [0.0; OWNED_COLUMNS];
+        let sums = &mut sums[..owned.len()];
+        for block in (0..rstd.len()).step_by(SUMMED_ROWS) {
+            let (mut part, mut unused) = ([0.0; OWNED_COLUMNS], [0.0; OWNED_COLUMNS]);
+            for (row, &rstd) in rstd.iter().enumerate().skip(block).take(SUMMED_ROWS) {
+                let range = row * columns + owned.start..row * columns + owned.end;
+                let (d_y, x) = (&d_y[range.clone()], &x[range]);
+                vector::norm_grad_params(simd, d_y, x, 0.0, rstd, &mut part, &mut unused);
+            }
+            vector::accumulate(simd, &part, sums);
+        }
+        finish(simd, sums, d_gain.into_slice(), add);
+    });
 }
 
 pub(in super::super) fn linear_grad_bias(context: &mut Context<'_>, operands: &mut Operands<'_>, add: bool) {

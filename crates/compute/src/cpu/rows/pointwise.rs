@@ -5,32 +5,45 @@ use super::{
         Context,
         memory::Operands,
         shared::{Grid, for_tiles},
+        simd::Simd,
         vector::{self, DropMask},
     },
     TILE_ELEMENTS,
 };
 use crate::philox::drop_threshold;
 
-pub(in super::super) fn gelu(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+/// y ← f(x), tile by tile.
+pub(in super::super) fn activate(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    f: fn(Simd, &[f32], &mut [f32]),
+) {
     let (simd, x) = (context.simd, operands.input(0));
     for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[y], _| {
-        vector::gelu(simd, &x[y.column_range()], y.into_slice());
+        f(simd, &x[y.column_range()], y.into_slice());
     });
 }
 
-pub(in super::super) fn gelu_grad(context: &mut Context<'_>, operands: &mut Operands<'_>) {
-    let (simd, x, d_y) = (context.simd, operands.input(0), operands.input(1));
-    for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[d_x], _| {
-        let range = d_x.column_range();
-        vector::gelu_grad(simd, &x[range.clone()], &d_y[range], d_x.into_slice());
-    });
-}
-
-pub(in super::super) fn add(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+/// y ← f(a, b), tile by tile: sums, gates, and gradients of activations from their argument and d_y.
+pub(in super::super) fn combine(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    f: fn(Simd, &[f32], &[f32], &mut [f32]),
+) {
     let (simd, a, b) = (context.simd, operands.input(0), operands.input(1));
     for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[y], _| {
         let range = y.column_range();
-        vector::add(simd, &a[range.clone()], &b[range], y.into_slice());
+        f(simd, &a[range.clone()], &b[range], y.into_slice());
+    });
+}
+
+pub(in super::super) fn silu_gate_grad(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+    let (simd, gate, up, d_y) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
+    let grids = [0, 1].map(|index| Grid::elements(operands.output(index), TILE_ELEMENTS));
+    for_tiles(context.pool, grids, |[d_gate, d_up], _| {
+        let range = d_gate.column_range();
+        let (gate, up, d_y) = (&gate[range.clone()], &up[range.clone()], &d_y[range]);
+        vector::silu_gate_grad(simd, gate, up, d_y, d_gate.into_slice(), d_up.into_slice());
     });
 }
 

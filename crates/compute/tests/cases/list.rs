@@ -1,0 +1,288 @@
+//! Every kernel on small odd shapes.
+
+use std::sync::Arc;
+
+use ironmill_compute::{Adam, Attention, HeadLoss, Kernel, LossShape, Mask, Op, Sgd, Shape, UpdateRange};
+
+use super::{Case, borders, ids, indices, into_state, map, op, random, reals, targets};
+
+/// All cases.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    rows(&mut cases);
+    root_mean_squares(&mut cases);
+    rotations(&mut cases);
+    activations(&mut cases);
+    products(&mut cases);
+    attentions(&mut cases);
+    losses(&mut cases);
+    states(&mut cases);
+    cases
+}
+
+fn rows(cases: &mut Vec<Case>) {
+    for (v, c, dims) in [(1, 1, &[1][..]), (7, 33, &[5]), (300, 64, &[3, 170]), (65, 130, &[2, 3, 4])] {
+        cases.push(op(Op::Embed, vec![random(&[v, c], 1), ids(dims, v, 2)], 1));
+        let d_y = random(Shape::new(dims).with_inner(c).dims(), 3);
+        let grad = op(Op::EmbedGrad { rows: v }, vec![ids(dims, v, 4), d_y], 1 + 510 / v);
+        cases.extend(into_state(&grad));
+        cases.push(grad);
+    }
+    for dims in [&[1, 1][..], &[3, 5], &[2, 7, 33], &[1, 600, 64], &[3, 1031], &[2, 80, 257]] {
+        let shape = Shape::new(dims);
+        let (n, c) = (shape.rows(), shape.columns());
+        for bias in [false, true] {
+            let mut inputs = vec![random(dims, 1), random(&[c], 2)];
+            inputs.extend(bias.then(|| random(&[c], 3)));
+            cases.push(op(Op::LayerNorm { eps: 1e-5, bias }, inputs.clone(), c));
+            inputs.insert(0, random(dims, 4));
+            let mut outputs = op(Op::LayerNorm { eps: 1e-5, bias }, inputs[1..].to_vec(), c).outputs;
+            outputs.insert(0, random(dims, 5));
+            cases.push(Case { kernel: Kernel::AddLayerNorm { eps: 1e-5, bias }, inputs, outputs, terms: c });
+            let statistics = [random(&[n], 6), map(random(&[n], 7), |x| 0.5 + x.abs())];
+            let mut inputs = vec![random(dims, 8), random(dims, 9)];
+            inputs.extend(statistics.clone());
+            let params = op(Op::LayerNormGradParams { bias }, inputs.clone(), n);
+            cases.extend(into_state(&params));
+            cases.push(params);
+            inputs.insert(2, random(&[c], 10));
+            cases.push(op(Op::LayerNormGradInput, inputs, c));
+        }
+        cases.push(op(Op::Add, vec![random(dims, 14), random(dims, 15)], 1));
+        cases.push(op(Op::Sum, vec![random(dims, 16)], 1));
+        cases.push(op(Op::Broadcast { shape }, vec![random(&[1], 17)], 1));
+        let bias = op(Op::LinearGradBias, vec![random(dims, 18)], n);
+        cases.extend(into_state(&bias));
+        cases.push(bias);
+        let parts = vec![random(dims, 19), random(shape.with_columns(3).dims(), 20), random(dims, 21)];
+        cases.push(op(Op::Concat, parts, 1));
+        let joined = shape.with_columns(2 * c + 3);
+        cases.push(op(Op::Split { sizes: vec![c, 3, c] }, vec![random(joined.dims(), 22)], 1));
+        let key = || indices(&[3], vec![11, 22, 33]);
+        let samples = || indices(&[dims[0]], (0..dims[0] as u32).map(|b| 5 + b).collect());
+        for probability in [0.0, 0.3] {
+            let dropout = Op::Dropout { probability, number: 4 };
+            cases.push(op(dropout, vec![random(dims, 23), key(), samples()], 1));
+        }
+    }
+    // More elements in a sample than a tile has.
+    let long = vec![random(&[2, 17_001], 25), indices(&[3], vec![1, 2, 3]), indices(&[2], vec![0, 9])];
+    cases.push(op(Op::Dropout { probability: 0.5, number: 0 }, long, 1));
+}
+
+/// The gain is as long as a row, or divides it: then every head of a row is normalised on its own.
+fn root_mean_squares(cases: &mut Vec<Case>) {
+    for (dims, gain) in [
+        (&[1, 1][..], 1),
+        (&[3, 5], 5),
+        (&[1, 6], 6),
+        (&[2, 7, 33], 11),
+        (&[1, 600, 64], 16),
+        (&[3, 1031], 1031),
+        (&[2, 80, 260], 65),
+        (&[2, 3, 258], 129),
+    ] {
+        let groups = dims.iter().product::<usize>() / gain;
+        // A group of one number has almost no gradient: all of it cancels, unless eps counts for something.
+        let eps = if gain == 1 { 0.5 } else { 1e-5 };
+        cases.push(op(Op::RmsNorm { eps }, vec![random(dims, 1), random(&[gain], 2)], gain));
+        let rstd = map(random(&[groups], 3), |x| 0.5 + x.abs());
+        let inputs = vec![random(dims, 4), random(dims, 5), rstd.clone()];
+        let d_gain = op(Op::RmsNormGradGain { columns: gain }, inputs, groups);
+        cases.extend(into_state(&d_gain));
+        cases.push(d_gain);
+        let inputs = vec![random(dims, 6), random(dims, 7), random(&[gain], 8), rstd];
+        cases.push(op(Op::RmsNormGradInput, inputs, gain));
+    }
+}
+
+/// Positions are drawn at random, so they neither start at zero nor grow.
+fn rotations(cases: &mut Vec<Case>) {
+    for (dims, head_dim, positions) in
+        [([1, 1, 2], 2, 1), ([2, 5, 6], 2, 9), ([3, 7, 30], 10, 50), ([1, 300, 132], 66, 1000)]
+    {
+        for inverse in [false, true] {
+            let table = map(random(&[positions, head_dim], 1), f32::sin);
+            let inputs = vec![random(&dims, 2), ids(&dims[..2], positions, 3), table];
+            cases.push(op(Op::Rope { inverse }, inputs, 1));
+        }
+    }
+}
+
+fn activations(cases: &mut Vec<Case>) {
+    let alone =
+        [(Op::Gelu, Op::GeluGrad), (Op::GeluErf, Op::GeluErfGrad), (Op::ReluSquared, Op::ReluSquaredGrad)];
+    for dims in [&[1, 1][..], &[2, 7, 33], &[1, 600, 64], &[3, 1031]] {
+        let wide = |salt| map(random(dims, salt), |x| 3.0 * x);
+        for (forward, gradient) in alone.clone() {
+            cases.push(op(forward, vec![wide(1)], 1));
+            cases.push(op(gradient, vec![wide(2), random(dims, 3)], 1));
+        }
+        cases.push(op(Op::SiluGate, vec![wide(4), random(dims, 5)], 1));
+        cases.push(op(Op::SiluGateGrad, vec![wide(6), random(dims, 7), random(dims, 8)], 1));
+    }
+    // Far from zero activations are 0 or x, their slopes 0 or 1, and nothing overflows on the way.
+    let far = || reals(&[9], vec![-1e30, -90.0, -40.0, -9.0, -0.0, 0.0, 9.0, 40.0, 1e3]);
+    for (forward, gradient) in alone {
+        cases.push(op(forward, vec![far()], 1));
+        cases.push(op(gradient, vec![far(), random(&[9], 9)], 1));
+    }
+    cases.push(op(Op::SiluGate, vec![far(), random(&[9], 10)], 1));
+    cases.push(op(Op::SiluGateGrad, vec![far(), random(&[9], 11), random(&[9], 12)], 1));
+}
+
+fn products(cases: &mut Vec<Case>) {
+    // Few rows and many, one block of the sum and several, one stage of columns and two, and rests of every kind.
+    let shapes = [
+        (1, 1, 1),
+        (3, 5, 7),
+        (1, 100, 777),
+        (2, 49, 1537),
+        (32, 50, 40),
+        (33, 65, 129),
+        (37, 49, 1537),
+        (101, 97, 16),
+        (200, 130, 64),
+        (40, 2700, 10),
+    ];
+    for (m, n, k) in shapes {
+        for bias in [false, true] {
+            let mut inputs = vec![random(&[m, k], 1), random(&[n, k], 2)];
+            inputs.extend(bias.then(|| random(&[n], 3)));
+            cases.push(op(Op::Linear { bias }, inputs, k));
+        }
+        cases.push(op(Op::LinearGradInput, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
+        let weight = op(Op::LinearGradWeight, vec![random(&[k, m], 6), random(&[k, n], 7)], k);
+        cases.extend(into_state(&weight));
+        cases.push(weight);
+    }
+}
+
+fn attentions(cases: &mut Vec<Case>) {
+    let shapes = [(1, 1, 1, 1, 1), (2, 5, 2, 2, 3), (1, 65, 4, 2, 8), (2, 130, 3, 1, 16), (1, 64, 2, 2, 64)];
+    for (b, t, heads, kv_heads, d) in shapes {
+        let plain =
+            Attention { heads, kv_heads, mask: Mask::Causal, cached: false, borders: false, window: 0 };
+        for mask in [Mask::Causal, Mask::Full] {
+            whole_attention(cases, [b, t, d], Attention { mask, ..plain }, &[]);
+        }
+        for window in [0, 3] {
+            let attention = Attention { cached: true, window, ..plain };
+            for (new, s) in [(1, t + 3), (t, t + 70), (t, t)] {
+                let (q, kv) = (random(&[b, new, heads * d], 7), [b, s, kv_heads * d]);
+                let starts = indices(&[b], (0..b).map(|b| ((s - new) / (b + 1)) as u32).collect());
+                let inputs = vec![q, random(&kv, 8), random(&kv, 9), starts];
+                cases.push(op(Op::Attention(attention), inputs, s));
+            }
+        }
+    }
+    // Documents and windows that begin and end inside blocks of queries, and some that span them.
+    let documents: [&[usize]; 5] = [&[], &[1], &[3, 1, 7], &[64, 67], &[131]];
+    for (index, lengths) in documents.into_iter().enumerate() {
+        for window in [0, 1, 3, 70, 1000] {
+            for mask in [Mask::Causal, Mask::Full] {
+                let (heads, kv_heads) = [(2, 2), (3, 1), (4, 2)][index % 3];
+                let borders = !lengths.is_empty();
+                let attention = Attention { heads, kv_heads, mask, cached: false, borders, window };
+                whole_attention(cases, [2, 131, 5], attention, lengths);
+            }
+        }
+    }
+}
+
+/// Attention over whole sequences, forward and backward.
+fn whole_attention(cases: &mut Vec<Case>, [b, t, d]: [usize; 3], attention: Attention, lengths: &[usize]) {
+    let heads = attention.heads;
+    let (wide, narrow) = ([b, t, heads * d], [b, t, attention.kv_heads * d]);
+    let documents = || attention.borders.then(|| borders([b, t], lengths));
+    let mut inputs = vec![random(&wide, 1), random(&narrow, 2), random(&narrow, 3)];
+    inputs.extend(documents());
+    cases.push(op(Op::Attention(attention), inputs, t));
+    let mut inputs = vec![random(&wide, 4), random(&wide, 1), random(&narrow, 2), random(&narrow, 3)];
+    inputs.push(random(&wide, 5));
+    let usual = (t as f32).ln() + 1.0;
+    inputs.push(map(random(&[b, heads, t], 6), |x| usual + 0.1 * x));
+    inputs.extend(documents());
+    cases.push(op(Op::AttentionGrad(attention), inputs, t + d));
+}
+
+/// Plain, each departure alone, and both.
+const LOSSES: [LossShape; 4] = [
+    LossShape { label_smoothing: 0.0, z_loss: 0.0 },
+    LossShape { label_smoothing: 0.1, z_loss: 0.0 },
+    LossShape { label_smoothing: 0.0, z_loss: 0.01 },
+    LossShape { label_smoothing: 0.3, z_loss: 0.1 },
+];
+
+fn losses(cases: &mut Vec<Case>) {
+    for (dims, v, c, chunk_rows) in
+        [(&[1][..], 2, 1, 1), (&[2, 9], 65, 33, 5), (&[70], 301, 48, 40), (&[3, 4], 17_001, 3, 12)]
+    {
+        let rows: usize = dims.iter().product();
+        let wide = |columns: usize, salt| random(Shape::new(dims).with_inner(columns).dims(), salt);
+        let weights = || map(random(dims, 2), f32::abs);
+        for shape in LOSSES {
+            let mut inputs = vec![wide(v, 1), targets(dims, v, 3), weights()];
+            cases.push(op(Op::CrossEntropy(shape), inputs.clone(), 4));
+            inputs.push(map(random(dims, 4), |x| (v as f32).ln() + 0.5 + 0.1 * x));
+            inputs.push(random(dims, 5));
+            cases.push(op(Op::CrossEntropyGrad(shape), inputs, 1));
+        }
+
+        let wanted =
+            [(false, None), (true, None), (false, Some(false)), (true, Some(true)), (true, Some(false))];
+        for (index, (d_input, d_weight)) in wanted.into_iter().enumerate() {
+            let loss = LOSSES[index % LOSSES.len()];
+            let head = HeadLoss { chunk_rows, loss, d_input, d_weight };
+            let mut inputs = vec![wide(c, 6), random(&[v, c], 7), targets(dims, v, 8), weights()];
+            let mut outputs = vec![random(dims, 9), random(&[chunk_rows, v], 10)];
+            inputs.extend(head.has_gradient().then(|| random(dims, 11)));
+            outputs.extend(d_input.then(|| wide(c, 12)));
+            outputs.extend(d_weight.map(|_| random(&[v, c], 13)));
+            cases.push(Case { kernel: Kernel::HeadLoss(head), inputs, outputs, terms: c + rows });
+        }
+    }
+}
+
+fn states(cases: &mut Vec<Case>) {
+    for n in [1, 77, 40_000] {
+        let case =
+            |kernel| Case { kernel, inputs: vec![random(&[n], 1)], outputs: vec![random(&[n], 2)], terms: 1 };
+        cases.push(case(Kernel::Cast));
+        cases.push(case(Kernel::StateWrite { add: false }));
+        cases.push(case(Kernel::StateWrite { add: true }));
+        let gradients = map(random(&[n], 3), |x| x * 1e25);
+        cases.push(Case {
+            kernel: Kernel::GlobalNorm,
+            inputs: vec![gradients],
+            outputs: vec![random(&[1], 4)],
+            terms: 1,
+        });
+    }
+    // The last sample's rows reach past the end of the cache.
+    let inputs = vec![random(&[3, 4, 5], 1), indices(&[3], vec![0, 3, 7])];
+    cases.push(Case { kernel: Kernel::CacheAppend, inputs, outputs: vec![random(&[3, 9, 5], 2)], terms: 1 });
+
+    let range = |start, len, weight_decay| UpdateRange { start, len, weight_decay };
+    for (n, ranges) in
+        [(5, vec![range(1, 3, 0.1)]), (40_000, vec![range(20_000, 19_000, 0.0), range(3, 16_500, 0.1)])]
+    {
+        for (clip, norm) in [(0.0, 3.0), (1.0, 3.0), (1.0, 0.5), (1.0, f32::NAN), (1.0, f32::INFINITY)] {
+            let ranges: Arc<[UpdateRange]> = Arc::from(ranges.clone());
+            let inputs = vec![random(&[n], 5), reals(&[1], vec![norm]), reals(&[1], vec![1e-2])];
+            let counter = || indices(&[1], vec![4]);
+            for decoupled in [false, true] {
+                let ranges = ranges.clone();
+                let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip, decoupled, ranges };
+                let second = map(random(&[n], 8), |x| x * x);
+                let outputs = vec![random(&[n], 6), random(&[n], 7), second, counter()];
+                cases.push(Case { kernel: Kernel::Adam(adam), inputs: inputs.clone(), outputs, terms: 1 });
+            }
+            for momentum in [0.0, 0.9] {
+                let sgd = Sgd { momentum, clip, ranges: ranges.clone() };
+                let outputs = vec![random(&[n], 6), random(&[n], 7), counter()];
+                cases.push(Case { kernel: Kernel::Sgd(sgd), inputs: inputs.clone(), outputs, terms: 1 });
+            }
+        }
+    }
+}

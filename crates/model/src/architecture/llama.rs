@@ -1,0 +1,132 @@
+//! Llama style: rotary positions, RMS norm before each branch, gated MLP, key heads that query heads share.
+
+use ironmill_compute::Mask;
+use ironmill_graph::{Graph, Heads, Tensor};
+
+use super::{
+    Attend, DEVIATION, InGraph, Tokens,
+    parts::{Declare, Joined, Linear, Norm},
+};
+use crate::{
+    config::{Mlp, ModelConfig},
+    error::Result,
+};
+
+#[derive(Clone, Debug)]
+pub(super) struct Llama {
+    tokens: usize,
+    blocks: Vec<Block>,
+    norm: Norm,
+    head: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    norm1: Norm,
+    qkv: Joined,
+    /// Norms of queries and of keys.
+    head_norms: Option<[Norm; 2]>,
+    projection: Linear,
+    norm2: Norm,
+    /// The gate, where there is one, and the product that it gates.
+    up: Joined,
+    down: Linear,
+}
+
+impl Llama {
+    pub fn declare(config: &ModelConfig, declare: &mut Declare) -> Self {
+        let (c, v, m) = (config.width, config.vocab_size, config.mlp_width);
+        let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let branch_end = DEVIATION / (2.0 * config.layers as f32).sqrt();
+        let tokens = declare.embedding("model.embed_tokens.weight", v, c);
+        let blocks = (0..config.layers)
+            .map(|l| {
+                let at = |name: &str| format!("model.layers.{l}.{name}");
+                let qkv = [("q", queries), ("k", keys), ("v", keys)];
+                let qkv = qkv.map(|(name, size)| (at(&format!("self_attn.{name}_proj")), size));
+                let mut up = vec![(at("mlp.gate_proj"), m), (at("mlp.up_proj"), m)];
+                if config.mlp != Mlp::SiluGate {
+                    up.remove(0);
+                }
+                Block {
+                    norm1: declare.norm(&at("input_layernorm"), c, false),
+                    qkv: declare.joined(&qkv, c, DEVIATION, config.bias),
+                    head_norms: config.qk_norm.then(|| {
+                        ["q", "k"].map(|name| {
+                            declare.norm(&at(&format!("self_attn.{name}_norm")), config.head_dim, false)
+                        })
+                    }),
+                    projection: declare.linear(&at("self_attn.o_proj"), [c, queries], branch_end, false),
+                    norm2: declare.norm(&at("post_attention_layernorm"), c, false),
+                    up: declare.joined(&up, c, DEVIATION, false),
+                    down: declare.linear(&at("mlp.down_proj"), [c, m], branch_end, false),
+                }
+            })
+            .collect();
+        let norm = declare.norm("model.norm", c, false);
+        let head = if config.tied { tokens } else { declare.embedding("lm_head.weight", v, c) };
+        Llama { tokens, blocks, norm, head }
+    }
+
+    pub fn hidden(&self, g: &mut Graph, model: InGraph<'_>, tokens: Tokens<'_>) -> Result<Tensor> {
+        let table = model.parameter(g, self.tokens);
+        let token = g.embed(table, tokens.ids)?;
+        let mut x = model.dropout(g, token, tokens.attend)?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            x = match tokens.recompute {
+                true => g.recompute(|g| block.forward(g, model, x, index, tokens))?,
+                false => block.forward(g, model, x, index, tokens)?,
+            };
+        }
+        model.rms_norm(g, x, self.norm)
+    }
+
+    pub fn logits(&self, g: &mut Graph, model: InGraph<'_>, hidden: Tensor) -> Result<Tensor> {
+        let head = model.parameter(g, self.head);
+        Ok(g.linear(hidden, head, None)?)
+    }
+}
+
+impl Block {
+    fn forward(
+        &self,
+        g: &mut Graph,
+        model: InGraph<'_>,
+        x: Tensor,
+        index: usize,
+        tokens: Tokens<'_>,
+    ) -> Result<Tensor> {
+        let config = model.config();
+        let heads =
+            Heads { queries: config.heads, keys: config.kv_heads, mask: Mask::Causal, window: config.window };
+        let h = model.rms_norm(g, x, self.norm1)?;
+        let qkv = model.products(g, h, &self.qkv)?;
+        let (mut q, mut k, v) = (qkv[0], qkv[1], qkv[2]);
+        if let Some([q_norm, k_norm]) = self.head_norms {
+            (q, k) = (model.rms_norm(g, q, q_norm)?, model.rms_norm(g, k, k_norm)?);
+        }
+        let angles = model.rope_table(g);
+        (q, k) = (g.rope(q, tokens.positions, angles)?, g.rope(k, tokens.positions, angles)?);
+        let a = match tokens.attend {
+            Attend::Whole { borders, .. } => g.attention([q, k, v], borders, heads)?,
+            Attend::Cached { caches, starts } => {
+                g.cached_attention([q, k, v], caches[index], starts, heads)?
+            }
+        };
+        let a = model.linear(g, a, self.projection)?;
+        let a = model.dropout(g, a, tokens.attend)?;
+        let x = g.add(x, a)?;
+
+        let h = model.rms_norm(g, x, self.norm2)?;
+        let up = model.products(g, h, &self.up)?;
+        let h = match config.mlp {
+            Mlp::SiluGate => g.silu_gate(up[0], up[1])?,
+            Mlp::ReluSquared => g.relu_squared(up[0])?,
+            Mlp::Gelu => g.gelu(up[0])?,
+            Mlp::GeluErf => g.gelu_erf(up[0])?,
+        };
+        let h = model.linear(g, h, self.down)?;
+        let h = model.dropout(g, h, tokens.attend)?;
+        Ok(g.add(x, h)?)
+    }
+}

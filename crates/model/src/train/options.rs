@@ -1,0 +1,178 @@
+//! What a training run is made of, apart from the model and the data.
+
+use ironmill_compute::{Adam, IGNORED, LossShape, Sgd};
+use ironmill_graph::{Layout, Optimiser, Passes};
+
+use super::schedule::Schedule;
+use crate::{
+    architecture::Model,
+    error::{Error, Result},
+    objective::Objective,
+};
+
+/// The settings of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainOptions {
+    /// The seed of dropout masks and hidden tokens.
+    pub seed: u64,
+    /// What the model is asked.
+    pub objective: Objective,
+    /// Lengths that samples can have, ascending; at most the model's context.
+    pub lengths: Vec<usize>,
+    /// Whether samples hold several documents (or padding), which attention must keep apart.
+    pub borders: bool,
+    /// Samples of a step, over all its micro-batches.
+    pub rows: usize,
+    /// Samples of a micro-batch; divides `rows`.
+    pub micro_rows: usize,
+    /// The learning rate.
+    pub schedule: Schedule,
+    /// How gradients move parameters.
+    pub optimizer: OptimizerOptions,
+    /// Weight decay of matrices and embeddings.
+    pub weight_decay: f32,
+    /// The largest global gradient norm; 0 turns clipping off.
+    pub grad_clip: f32,
+    /// How the loss departs from plain cross-entropy.
+    pub loss: LossShape,
+    /// Whether the backward computes the values of a block again instead of keeping them.
+    pub recompute: bool,
+    /// Which passes run; all of them unless a test compares.
+    pub passes: Passes,
+}
+
+/// An optimiser with its constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerOptions {
+    /// Adam with decoupled weight decay.
+    AdamW(Betas),
+    /// Adam with weight decay in the gradient.
+    Adam(Betas),
+    /// Gradient descent with momentum.
+    Sgd {
+        /// Decay of the running sum of gradients.
+        momentum: f32,
+    },
+}
+
+/// The constants of Adam.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Betas {
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+}
+
+impl OptimizerOptions {
+    /// The name in configurations and checkpoints.
+    pub fn name(&self) -> &'static str {
+        match self {
+            OptimizerOptions::AdamW(_) => "adamw",
+            OptimizerOptions::Adam(_) => "adam",
+            OptimizerOptions::Sgd { .. } => "sgd",
+        }
+    }
+
+    pub(super) fn has_second_moment(&self) -> bool {
+        !matches!(self, OptimizerOptions::Sgd { .. })
+    }
+
+    pub(super) fn build(&self, layout: &Layout, weight_decay: f32, clip: f32) -> Optimiser {
+        let ranges = layout.update_ranges(weight_decay);
+        let adam = |Betas { beta1, beta2, eps }: Betas, decoupled| {
+            Optimiser::Adam(Adam { beta1, beta2, eps, clip, decoupled, ranges: ranges.clone() })
+        };
+        match *self {
+            OptimizerOptions::AdamW(betas) => adam(betas, true),
+            OptimizerOptions::Adam(betas) => adam(betas, false),
+            OptimizerOptions::Sgd { momentum } => {
+                Optimiser::Sgd(Sgd { momentum, clip, ranges: ranges.clone() })
+            }
+        }
+    }
+}
+
+impl TrainOptions {
+    /// The longest samples.
+    pub fn longest(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap_or(0)
+    }
+
+    pub(super) fn check(&self, model: &Model) -> Result<()> {
+        let fail =
+            |key, value: usize, reason: String| Err(Error::Setting { key, value: value.to_string(), reason });
+        let limit = model.config().context;
+        if let Some(&length) = self.lengths.iter().find(|&&length| length == 0 || length > limit) {
+            return fail("context", length, format!("must be between 1 and the model's {limit}"));
+        }
+        if self.lengths.is_empty() || self.rows == 0 {
+            return fail("batch_tokens", 0, "must hold at least one sample of the model's context".into());
+        }
+        if self.micro_rows == 0 || !self.rows.is_multiple_of(self.micro_rows) {
+            let reason = format!("must divide the {} samples of a step", self.rows);
+            return fail("micro_batch", self.micro_rows, reason);
+        }
+        if let Objective::MaskedToken { mask } = self.objective
+            && mask as usize >= model.config().vocab_size
+        {
+            let reason = format!("must be below the vocabulary's {}", model.config().vocab_size);
+            return fail("mask token", mask as usize, reason);
+        }
+        if (self.objective == Objective::NextToken) != model.config().architecture.is_causal() {
+            let (key, value) = ("objective", format!("{:?}", self.objective));
+            let reason = format!("does not fit the {} architecture", model.config().architecture.name());
+            return Err(Error::Setting { key, value, reason });
+        }
+        Ok(())
+    }
+}
+
+/// The samples of one step.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Token ids, `rows × length`.
+    pub ids: Vec<u32>,
+    /// What follows each token; [`IGNORED`] is not counted.
+    pub targets: Vec<u32>,
+    /// The weight of each target's loss.
+    pub weights: Vec<f32>,
+    /// The position of each token in its document.
+    pub positions: Vec<u32>,
+    /// Where in its row each token's document begins.
+    pub borders: Vec<u32>,
+    /// The global index of each sample.
+    pub samples: Vec<u32>,
+}
+
+impl Batch {
+    /// Room for a step's samples of one document each.
+    pub fn new(rows: usize, length: usize) -> Self {
+        let tokens = rows * length;
+        Batch {
+            ids: vec![0; tokens],
+            targets: vec![0; tokens],
+            weights: vec![1.0; tokens],
+            positions: (0..rows).flat_map(|_| 0..length as u32).collect(),
+            borders: vec![0; tokens],
+            samples: vec![0; rows],
+        }
+    }
+
+    /// Makes room for samples of another length, within what was once allocated.
+    pub(super) fn resize(&mut self, length: usize) {
+        let tokens = self.samples.len() * length;
+        for numbers in [&mut self.ids, &mut self.targets, &mut self.positions, &mut self.borders] {
+            numbers.resize(tokens, 0);
+        }
+        self.weights.resize(tokens, 1.0);
+    }
+
+    /// How many targets count in the mean: those that are not ignored and weigh something.
+    pub fn counted(&self) -> usize {
+        let counts = |&(&target, &weight): &(&u32, &f32)| target != IGNORED && weight > 0.0;
+        self.targets.iter().zip(&self.weights).filter(counts).count()
+    }
+}
