@@ -3,7 +3,9 @@
 //! ```
 //! use ironmill::compute::Cpu;
 //! use ironmill::data::{Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Split, prepare};
-//! use ironmill::model::{Decay, GenerateOptions, Model, ModelConfig, Sampling, Schedule, TrainOptions, Trainer};
+//! use ironmill::model::{
+//!     Architecture, Decay, GenerateOptions, Model, ModelConfig, Sampling, Schedule, TrainOptions, Trainer,
+//! };
 //! use ironmill::text::{BpeOptions, Pattern, PieceCounts, Silent, train_bpe};
 //! use std::{ops::ControlFlow, sync::atomic::AtomicBool};
 //!
@@ -24,14 +26,10 @@
 //! let loader = Loader::new(tokens, Sampler::Shuffled, 1, 16, 4)?;
 //!
 //! // … to a model in training …
-//! let model = Model::new(ModelConfig {
-//!     vocab_size: 300, context: 16, layers: 1, heads: 2, width: 16, dropout: 0.0, bias: true, tied: true, norm_eps: 1e-5,
-//! })?;
+//! let sizes = ModelConfig { vocab_size: 300, context: 16, ..ModelConfig::new(Architecture::Gpt2, 1, 2, 16) };
+//! let model = Model::new(sizes)?;
 //! let schedule = Schedule { peak: 1e-2, floor: 1e-3, warmup: 2, steps: 10, decay: Decay::Cosine };
-//! let options = TrainOptions {
-//!     seed: 1, context: 16, rows: 4, micro_rows: 2, schedule, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1,
-//!     grad_clip: 1.0, passes: ironmill::graph::Passes::ALL,
-//! };
+//! let options = TrainOptions::new(4, 16, schedule);
 //! let values = model.initial_values(1);
 //! let mut trainer = Trainer::new(Box::new(Cpu::new(1)?), model, options, &values)?;
 //! for _ in 0..10 {

@@ -7,6 +7,7 @@ use crate::stages::corpus::check_match;
 use crate::stages::model;
 use clap::ValueEnum;
 use ironmill_data::{Dataset, Split};
+use ironmill_model::Objective;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -74,7 +75,12 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
         return Err(ironmill_data::Error::EmptySplit { split: split.name().into() }.into());
     }
     let mut engine = found.engine(&args.device, context.threads)?;
-    let evaluation = engine.evaluate(stream, args.tokens.unwrap_or(u64::MAX), usize::from(args.rows))?;
+    let evaluation = engine.evaluate(
+        stream,
+        Objective::NextToken,
+        args.tokens.unwrap_or(u64::MAX),
+        usize::from(args.rows),
+    )?;
     let bits = evaluation.bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     let text = format!(
         "{}: loss {:.4} nats a token, perplexity {:.2}{bits}, over {} {} tokens",

@@ -4,26 +4,26 @@ use super::run_folder::RunFolder;
 use crate::config::{Config, Length};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
-use ironmill_compute::{Cpu, Device, Reference};
+use ironmill_compute::{Cpu, Device, LossShape, Reference};
 use ironmill_graph::Passes;
-use ironmill_model::{Decay, Engine, Model, ModelConfig, Schedule, TrainOptions, checkpoint};
+use ironmill_model::{
+    Architecture, Betas, Decay, Engine, Model, ModelConfig, Objective, OptimizerOptions, Schedule,
+    TrainOptions, checkpoint,
+};
 use ironmill_text::Tokenizer;
 use std::path::{Path, PathBuf};
 
 /// The model of a configuration, for a vocabulary.
 pub fn build(config: &Config, vocab_size: u64) -> Result<Model> {
     let shape = &config.model;
+    let (layers, heads, width) = (shape.layers as usize, shape.heads as usize, shape.width as usize);
     Ok(Model::new(ModelConfig {
         vocab_size: vocab_size as usize,
         context: shape.context as usize,
-        layers: shape.layers as usize,
-        heads: shape.heads as usize,
-        width: shape.width as usize,
         dropout: shape.dropout as f32,
         bias: shape.bias,
         tied: shape.tied,
-        // GPT-2's own value.
-        norm_eps: 1e-5,
+        ..ModelConfig::new(Architecture::Gpt2, layers, heads, width)
     })?)
 }
 
@@ -32,7 +32,9 @@ pub fn train_options(config: &Config, steps: u64) -> TrainOptions {
     let train = &config.train;
     TrainOptions {
         seed: config.seed,
-        context: config.model.context as usize,
+        objective: Objective::NextToken,
+        lengths: vec![config.model.context as usize],
+        borders: false,
         rows: (train.batch_tokens / config.model.context) as usize,
         micro_rows: train.micro_batch as usize,
         schedule: Schedule {
@@ -42,12 +44,16 @@ pub fn train_options(config: &Config, steps: u64) -> TrainOptions {
             steps,
             decay: if train.schedule == "constant" { Decay::Constant } else { Decay::Cosine },
         },
-        beta1: train.beta1 as f32,
-        beta2: train.beta2 as f32,
-        // AdamW's usual value; it only matters where gradients vanish.
-        eps: 1e-8,
+        // AdamW's usual epsilon; it only matters where gradients vanish.
+        optimizer: OptimizerOptions::AdamW(Betas {
+            beta1: train.beta1 as f32,
+            beta2: train.beta2 as f32,
+            eps: 1e-8,
+        }),
         weight_decay: train.weight_decay as f32,
         grad_clip: train.grad_clip as f32,
+        loss: LossShape::default(),
+        recompute: false,
         passes: Passes::ALL,
     }
 }

@@ -11,7 +11,7 @@ use crate::failure::{Code, Failure, Result};
 use crate::show::StepLine;
 use crate::show::numbers::{bytes, grouped};
 use ironmill_data::{Loader, Sampler, Split};
-use ironmill_model::{Evaluation, Model, StepReport, Trainer, checkpoint};
+use ironmill_model::{Evaluation, Model, Objective, StepReport, Trainer, checkpoint};
 use ironmill_text::{Kind, Tokenizer, durable};
 use serde_json::json;
 use std::ops::ControlFlow;
@@ -152,7 +152,7 @@ impl<'a> Session<'a> {
             return Ok(None);
         }
         let (tokens, rows) = (self.config.train.eval_tokens, self.config.train.micro_batch as usize);
-        Ok(Some(self.trainer.engine().evaluate(validation, tokens, rows)?))
+        Ok(Some(self.trainer.engine().evaluate(validation, Objective::NextToken, tokens, rows)?))
     }
 
     fn tell(&mut self, report: &StepReport, measured: Option<Evaluation>) -> Result<()> {
@@ -248,23 +248,9 @@ fn initial_values(model: &Model, config: &Config, init_from: Option<&Path>) -> R
     let (mut theirs, ours) = (other.config().clone(), model.config());
     theirs.dropout = ours.dropout;
     if theirs != *ours {
-        let sizes = |shape: &ironmill_model::ModelConfig| {
-            format!(
-                "{} layers, {} heads, width {}, context {}, vocabulary {}, bias {}, tied {}",
-                shape.layers,
-                shape.heads,
-                shape.width,
-                shape.context,
-                shape.vocab_size,
-                shape.bias,
-                shape.tied
-            )
-        };
         let message = format!(
-            "{} has {}, but the configuration has {}: give [model] the same values and use the model's tokenizer",
+            "{} has {theirs}, but the configuration has {ours}: give [model] the same values and use the model's tokenizer",
             path.display(),
-            sizes(&theirs),
-            sizes(ours)
         );
         return Err(Failure::new(Code::BadData, message));
     }

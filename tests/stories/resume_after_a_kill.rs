@@ -93,8 +93,10 @@ fn a_second_signal_ends_the_program_at_once() {
             "--out",
             out,
         ]);
-        // The file is opened after the flag is set up and before the first step, which takes seconds.
+        // The file is opened after the flag is set up and just before the first step, which takes many seconds; a signal
+        // that comes before the step begins ends the run in order.
         wait_for(&desk, &format!("{out}/metrics.jsonl"), &mut child);
+        std::thread::sleep(Duration::from_millis(700));
         signal(&child, name);
         std::thread::sleep(Duration::from_millis(100));
         signal(&child, name);

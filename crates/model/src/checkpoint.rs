@@ -215,11 +215,8 @@ pub fn verify(checkpoint: &Path) -> Result<()> {
 pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
     let (stored, wanted) = (read_config(checkpoint)?, model.config());
     if (ModelConfig { dropout: 0.0, ..stored.clone() }) != (ModelConfig { dropout: 0.0, ..wanted.clone() }) {
-        let problem = format!(
-            "was made by another model: it has {}, the configuration has {}",
-            sizes(&stored),
-            sizes(wanted)
-        );
+        let problem =
+            format!("was made by another model: it has {}, the configuration has {}", stored, wanted);
         return Err(Error::OtherShape { path: checkpoint.to_path_buf(), problem });
     }
     let path = checkpoint.join(STATE);
@@ -333,17 +330,6 @@ fn remove_folder(path: &Path) -> Result<()> {
 
 fn damaged(path: &Path, problem: impl std::fmt::Display) -> Error {
     Error::Damaged { path: path.to_path_buf(), problem: problem.to_string() }
-}
-
-fn sizes(config: &ModelConfig) -> String {
-    let ModelConfig { layers, heads, kv_heads, width, context, vocab_size, bias, tied, .. } = config;
-    format!(
-        "architecture {}, {layers} layers, {heads} heads ({kv_heads} of keys), width {width}, MLP {} of {}, context \
-         {context}, vocabulary {vocab_size}, bias {bias}, tied {tied}",
-        config.architecture.name(),
-        config.mlp.name(),
-        config.mlp_width,
-    )
 }
 
 fn pretty(value: &serde_json::Value) -> Vec<u8> {

@@ -1,5 +1,7 @@
 //! The sizes of a model, and what follows from them.
 
+use std::fmt;
+
 use crate::error::{Error, Result};
 
 /// The kinds of models there are.
@@ -241,6 +243,21 @@ impl ModelConfig {
             .map(|i| self.rope_theta.powf(-(i as f64) / pairs as f64))
             .map(|frequency| self.rope_scaling.apply(frequency))
             .collect()
+    }
+}
+
+impl fmt::Display for ModelConfig {
+    /// The sizes in words, for messages that set two models side by side.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ModelConfig { layers, heads, kv_heads, width, context, vocab_size, bias, tied, .. } = self;
+        write!(
+            f,
+            "architecture {}, {layers} layers, {heads} heads ({kv_heads} of keys), width {width}, MLP {} of {}, \
+             context {context}, vocabulary {vocab_size}, bias {bias}, tied {tied}",
+            self.architecture.name(),
+            self.mlp.name(),
+            self.mlp_width,
+        )
     }
 }
 

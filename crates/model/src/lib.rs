@@ -5,32 +5,17 @@
 //!
 //! ```
 //! use std::ops::ControlFlow;
-//! use ironmill_compute::{Cpu, LossShape};
+//! use ironmill_compute::Cpu;
 //! use ironmill_data::{Loader, Sampler, TokenStream};
-//! use ironmill_graph::Passes;
 //! use ironmill_model::{
-//!     Architecture, Betas, Decay, GenerateOptions, Model, ModelConfig, Objective, OptimizerOptions, Sampling, Schedule,
-//!     TrainOptions, Trainer,
+//!     Architecture, Decay, GenerateOptions, Model, ModelConfig, Sampling, Schedule, TrainOptions, Trainer,
 //! };
 //!
 //! let sizes = ModelConfig { vocab_size: 8, context: 8, ..ModelConfig::new(Architecture::Llama, 1, 2, 16) };
 //! let model = Model::new(sizes)?;
 //! let values = model.initial_values(1);
-//! let options = TrainOptions {
-//!     seed: 1,
-//!     objective: Objective::NextToken,
-//!     lengths: vec![8],
-//!     borders: false,
-//!     rows: 8,
-//!     micro_rows: 4,
-//!     schedule: Schedule { peak: 1e-2, floor: 1e-3, warmup: 5, steps: 60, decay: Decay::Cosine },
-//!     optimizer: OptimizerOptions::AdamW(Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
-//!     weight_decay: 0.1,
-//!     grad_clip: 1.0,
-//!     loss: LossShape::default(),
-//!     recompute: false,
-//!     passes: Passes::ALL,
-//! };
+//! let schedule = Schedule { peak: 1e-2, floor: 1e-3, warmup: 5, steps: 60, decay: Decay::Cosine };
+//! let options = TrainOptions { micro_rows: 4, ..TrainOptions::new(8, 8, schedule) };
 //! let mut trainer = Trainer::new(Box::new(Cpu::new(1)?), model, options, &values)?;
 //!
 //! // Count upwards, round and round: after a few steps the model can go on.

@@ -5,13 +5,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use ironmill_compute::{Cpu, LossShape};
+use ironmill_compute::Cpu;
 use ironmill_data::{Loader, Sampler, TokenStream};
-use ironmill_graph::Passes;
-use ironmill_model::{
-    Architecture, Betas, Decay, Model, ModelConfig, Objective, OptimizerOptions, Schedule, TrainOptions,
-    Trainer,
-};
+use ironmill_model::{Architecture, Decay, Model, ModelConfig, Schedule, TrainOptions, Trainer};
 
 struct Counting;
 
@@ -40,21 +36,8 @@ fn a_step_allocates_nothing_after_the_first() {
     let sizes = ModelConfig::new(Architecture::Llama, 2, 2, 32);
     let model = Model::new(ModelConfig { vocab_size: 101, context: 32, dropout: 0.1, ..sizes }).unwrap();
     let values = model.initial_values(1);
-    let options = TrainOptions {
-        seed: 1,
-        objective: Objective::NextToken,
-        lengths: vec![32],
-        borders: true,
-        rows: 8,
-        micro_rows: 4,
-        schedule: Schedule { peak: 1e-3, floor: 1e-4, warmup: 2, steps: 10, decay: Decay::Cosine },
-        optimizer: OptimizerOptions::AdamW(Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
-        weight_decay: 0.1,
-        grad_clip: 1.0,
-        loss: LossShape::default(),
-        recompute: false,
-        passes: Passes::ALL,
-    };
+    let schedule = Schedule { peak: 1e-3, floor: 1e-4, warmup: 2, steps: 10, decay: Decay::Cosine };
+    let options = TrainOptions { borders: true, micro_rows: 4, ..TrainOptions::new(8, 32, schedule) };
     let mut trainer = Trainer::new(Box::new(Cpu::new(2).unwrap()), model, options, &values).unwrap();
     let stream = TokenStream::from_tokens((0..5000).map(|i| i % 101).collect(), 5000);
     let loader = Loader::new(stream, Sampler::Shuffled, 1, 32, 8).unwrap();

@@ -66,6 +66,13 @@ pub struct Betas {
     pub eps: f32,
 }
 
+impl Default for Betas {
+    /// What language models are usually trained with.
+    fn default() -> Self {
+        Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 }
+    }
+}
+
 impl OptimizerOptions {
     /// The name in configurations and checkpoints.
     pub fn name(&self) -> &'static str {
@@ -96,6 +103,25 @@ impl OptimizerOptions {
 }
 
 impl TrainOptions {
+    /// Next-token training with AdamW on samples of one length, one micro-batch a step, with the usual constants.
+    pub fn new(rows: usize, length: usize, schedule: Schedule) -> Self {
+        TrainOptions {
+            seed: 1,
+            objective: Objective::NextToken,
+            lengths: vec![length],
+            borders: false,
+            rows,
+            micro_rows: rows,
+            schedule,
+            optimizer: OptimizerOptions::AdamW(Betas::default()),
+            weight_decay: 0.1,
+            grad_clip: 1.0,
+            loss: LossShape::default(),
+            recompute: false,
+            passes: Passes::ALL,
+        }
+    }
+
     /// The longest samples.
     pub fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)

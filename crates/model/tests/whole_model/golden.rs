@@ -152,7 +152,7 @@ fn loss_norm_and_every_gradient_match_pytorch() {
 
 #[test]
 fn ten_steps_of_every_optimiser_match_pytorch() {
-    let betas = Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let betas = Betas::default();
     for (optimizer, rate) in [
         (OptimizerOptions::AdamW(betas), 1e-2),
         (OptimizerOptions::Adam(betas), 1e-2),
@@ -228,8 +228,9 @@ fn greedy_generation_matches_transformers() {
             let (model, values) = golden.model();
             let mut engine = Engine::new(device, model, &values).unwrap();
             let options = GenerateOptions { sampling: Sampling::GREEDY, max_tokens: 10, stop: vec![] };
-            let samples =
-                engine.generate(&[prompt.clone()], &options, &mut |_, _| ControlFlow::Continue(())).unwrap();
+            let samples = engine
+                .generate(std::slice::from_ref(&prompt), &options, &mut |_, _| ControlFlow::Continue(()))
+                .unwrap();
             assert_eq!(samples[0].ids, expected);
         }
     }

@@ -1,16 +1,15 @@
 //! Whole models: against PyTorch's numbers, against central differences, and against themselves cut in other ways.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where by panicking")]
+
 mod generation;
 mod golden;
 mod gradients;
 mod packing;
 mod training;
 
-use ironmill_compute::{Cpu, Device, LossShape, Reference};
-use ironmill_graph::Passes;
-use ironmill_model::{
-    Architecture, Betas, Decay, Mlp, Model, ModelConfig, Objective, OptimizerOptions, Schedule, TrainOptions,
-};
+use ironmill_compute::{Cpu, Device, Reference};
+use ironmill_model::{Architecture, Decay, Mlp, Model, ModelConfig, Objective, Schedule, TrainOptions};
 
 /// Every backend that a model can run on, with the unit of its rounding errors.
 fn backends() -> Vec<(Box<dyn Device>, f64)> {
@@ -54,21 +53,8 @@ fn objective(config: &ModelConfig) -> Objective {
 }
 
 fn options(rows: usize, micro_rows: usize) -> TrainOptions {
-    TrainOptions {
-        seed: 3,
-        objective: Objective::NextToken,
-        lengths: vec![12],
-        borders: false,
-        rows,
-        micro_rows,
-        schedule: Schedule { peak: 1e-2, floor: 1e-3, warmup: 3, steps: 20, decay: Decay::Cosine },
-        optimizer: OptimizerOptions::AdamW(Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
-        weight_decay: 0.1,
-        grad_clip: 1.0,
-        loss: LossShape::default(),
-        recompute: false,
-        passes: Passes::ALL,
-    }
+    let schedule = Schedule { peak: 1e-2, floor: 1e-3, warmup: 3, steps: 20, decay: Decay::Cosine };
+    TrainOptions { seed: 3, micro_rows, ..TrainOptions::new(rows, 12, schedule) }
 }
 
 /// The largest difference of two lists.

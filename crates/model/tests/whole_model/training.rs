@@ -80,7 +80,7 @@ fn the_number_of_threads_does_not_change_a_single_bit() {
 
 #[test]
 fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
-    let betas = Betas { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let betas = Betas::default();
     let optimizers = [
         OptimizerOptions::AdamW(betas),
         OptimizerOptions::Adam(betas),
