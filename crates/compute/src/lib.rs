@@ -2,7 +2,7 @@
 //!
 //! This crate is the only one that knows devices. It has three layers: [`op`] says which mathematical operations there
 //! are and how their shapes follow from each other; [`kernel`] says what a backend runs, which is an op or a fused group;
-//! [`device`] says what a backend promises. Two backends keep the promise: [`reference`], textbook loops in double
+//! [`device`] says what a backend promises. Two backends keep the promise: [`mod@reference`], textbook loops in double
 //! precision, which is the meaning of every kernel and the oracle of all tests; and [`cpu`], blocked and threaded.
 //!
 //! ```

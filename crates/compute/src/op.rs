@@ -32,10 +32,10 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Which keys a query may see.
     pub mask: Mask,
-    /// Whether keys and values are a cache: then an operand `starts` u32[B] gives the position of each sample's first
+    /// Whether keys and values are a cache: then an operand `starts u32[B]` gives the position of each sample's first
     /// query, and keys past a query's own position are never read.
     pub cached: bool,
-    /// Whether samples hold several documents: then an operand `borders` u32[B,T] gives the index of the first position
+    /// Whether samples hold several documents: then an operand `borders u32[B,T]` gives the index of the first position
     /// of each position's document, and a query sees only keys of its own document.
     pub borders: bool,
     /// How many keys a query sees at most to one side, its own position included; 0 is no limit.
