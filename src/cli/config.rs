@@ -1,7 +1,7 @@
 //! `ironmill config`: what a configuration comes to.
 
 use super::Context;
-use crate::config::{Config, Origin, Typed};
+use crate::config::{Config, Typed};
 use crate::failure::Result;
 use serde_json::json;
 use std::path::PathBuf;
@@ -59,11 +59,7 @@ fn with_origins(toml: &str, typed: &Typed) -> String {
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             section = name;
         }
-        let origin = line.split_once(" = ").map(|(name, _)| match typed.origin(section, name) {
-            Some(Origin::Line(line)) => format!("line {line}"),
-            Some(Origin::Flag) => "flag".to_string(),
-            None => "default".to_string(),
-        });
+        let origin = line.split_once(" = ").map(|(name, _)| typed.source(section, name));
         lines.push(match origin {
             Some(origin) => format!("{line:44}  # {origin}"),
             None => line.to_string(),

@@ -75,19 +75,18 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
         return Err(ironmill_data::Error::EmptySplit { split: split.name().into() }.into());
     }
     let mut engine = found.engine(&args.device, context.threads)?;
-    let evaluation = engine.evaluate(
-        stream,
-        Objective::NextToken,
-        args.tokens.unwrap_or(u64::MAX),
-        usize::from(args.rows),
-    )?;
+    found.check_vocabulary(&engine, &tokenizer, &file)?;
+    let objective = model::objective_of(engine.model().config().architecture, &tokenizer)?;
+    let evaluation =
+        engine.evaluate(stream, objective, args.tokens.unwrap_or(u64::MAX), usize::from(args.rows))?;
     let bits = evaluation.bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     let text = format!(
-        "{}: loss {:.4} nats a token, perplexity {:.2}{bits}, over {} {} tokens",
+        "{}: loss {:.4} nats a token, perplexity {:.2}{bits}, over {} {}{} tokens",
         found.weights.display(),
         evaluation.loss,
         evaluation.perplexity(),
         grouped(evaluation.tokens),
+        if objective == Objective::NextToken { "" } else { "masked " },
         split.name()
     );
     let object = json!({
@@ -97,6 +96,7 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
         "loss": evaluation.loss,
         "perplexity": evaluation.perplexity(),
         "bits_per_byte": evaluation.bits_per_byte,
+        "objective": if objective == Objective::NextToken { "next token" } else { "masked token" },
         "tokens": evaluation.tokens,
     });
     context.show.result(&text, &object)

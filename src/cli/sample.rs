@@ -4,7 +4,7 @@ use super::{Context, parse_count};
 use crate::config::{Config, SampleConfig, Typed};
 use crate::failure::{Code, Failure, Result};
 use crate::stages::model;
-use crate::stages::sampling::complete;
+use crate::stages::sampling::{check_can_write, complete};
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -56,10 +56,12 @@ pub struct Args {
 pub fn run(context: &Context, args: &Args) -> Result<()> {
     context.refuse_overrides("sample")?;
     let found = model::find(&args.model, &context.show)?;
+    let mut engine = found.engine(&args.device, context.threads)?;
+    check_can_write(&engine, &args.model)?;
     let settings = args.settings(found.config()?)?;
     let prompts = repeated(&args.prompts(&settings)?, args.n);
-    let (tokenizer, _) = found.tokenizer(args.tokenizer.as_deref())?;
-    let mut engine = found.engine(&args.device, context.threads)?;
+    let (tokenizer, file) = found.tokenizer(args.tokenizer.as_deref())?;
+    found.check_vocabulary(&engine, &tokenizer, &file)?;
 
     // A single text is shown while it is written; several would mix.
     let is_streamed = prompts.len() == 1 && !context.show.is_json();

@@ -53,10 +53,10 @@ pub struct TrainArgs {
     /// The number of tokens, special ones included; needed for bpe
     #[arg(long, value_name = "N", value_parser = parse_count)]
     vocab_size: Option<u64>,
-    /// Byte-pair encoding, or a token a character
+    /// What a token is
     #[arg(long, value_enum, default_value = "bpe")]
     kind: KindName,
-    /// How text is cut into pieces: gpt2, cl100k or a regular expression
+    /// How text is cut into pieces: gpt2, cl100k, o200k, llama3, qwen2 or a regular expression
     #[arg(long, default_value = "gpt2", value_name = "NAME|REGEX")]
     pattern: String,
     /// A text that is one token; may be repeated
@@ -117,8 +117,14 @@ pub struct DecodeArgs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum KindName {
+    /// Byte-pair encoding
     Bpe,
+    /// A token a character
     Char,
+    /// A token a word, or whatever else the pattern cuts
+    Word,
+    /// A token a byte, with nothing to learn
+    Byte,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -152,14 +158,15 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
     if is_bpe && args.vocab_size.is_none() {
         return Err(Failure::new(Code::Usage, "--vocab-size is missing: say how many tokens, such as 8192"));
     }
+    let name = |value: Option<clap::builder::PossibleValue>| value.map(|value| value.get_name().to_string());
+    let has_pieces = is_bpe || args.kind == KindName::Word;
     let settings = TokenizerTraining {
-        kind: if is_bpe { "bpe" } else { "char" }.into(),
+        kind: name(args.kind.to_possible_value()).unwrap_or_default(),
         vocab_size: args.vocab_size,
-        pattern: is_bpe.then(|| args.pattern.clone()),
+        pattern: has_pieces.then(|| args.pattern.clone()),
         special: args.special.clone(),
-        ties: is_bpe
-            .then(|| args.ties.to_possible_value().map_or("hf".into(), |value| value.get_name().into())),
-        min_count: args.min_count,
+        ties: name(args.ties.to_possible_value()).filter(|_| is_bpe),
+        min_count: Some(args.min_count),
     };
     check_can_write(&args.out)?;
     let inputs = args.reading.find(&args.inputs)?;

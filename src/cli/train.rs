@@ -3,13 +3,13 @@
 use super::Context;
 use crate::config::{Config, Override, TokenizerConfig};
 use crate::failure::{Code, Failure, Result};
-use crate::show::numbers::{bytes, grouped};
+use crate::show::numbers::grouped;
 use crate::signals;
+use crate::stages::corpus;
+use crate::stages::plan::Plan;
 use crate::stages::run_folder::RunFolder;
 use crate::stages::training::{Outcome, train};
-use crate::stages::{corpus, model};
 use ironmill_data::Yardsticks;
-use ironmill_model::Trainer;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,9 @@ struct CommonArgs {
     /// Where to train: auto, cpu or reference (train.device)
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
+    /// Blocks and heads, each head 64 wide: one dial for the size (model.depth)
+    #[arg(long, value_name = "N")]
+    depth: Option<String>,
     /// Where random choices begin (the key seed)
     #[arg(long, value_name = "N")]
     seed: Option<String>,
@@ -70,7 +73,7 @@ struct CommonArgs {
 /// The whole pipeline: tokenizer, data, training, sampling.
 pub fn run(context: &Context, args: &RunArgs) -> Result<()> {
     let config = args.common.load(context)?;
-    let folder = args.common.open(&config, context)?;
+    let (folder, config) = args.common.open(config, context)?;
     let stop = signals::stop_flag()?;
     let corpus = corpus::make(&folder, &config, context, &stop)?;
     let bars = corpus::show_yardsticks(&corpus, context)?;
@@ -96,7 +99,7 @@ pub fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
     }
     let folder = args.common.folder();
     let found = corpus::find(&folder, &config)?;
-    let folder = args.common.open(&config, context)?;
+    let (folder, config) = args.common.open(config, context)?;
     let stop = signals::stop_flag()?;
     let bars = corpus::show_yardsticks(&found, context)?;
     let outcome = train(&folder, &config, &found, args.init_from.as_deref(), context, &stop)?;
@@ -106,7 +109,8 @@ pub fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
 impl CommonArgs {
     fn load(&self, context: &Context) -> Result<Config> {
         let mut overrides = context.overrides.clone();
-        for (path, value) in [("train.device", &self.device), ("seed", &self.seed)] {
+        let flags = [("train.device", &self.device), ("seed", &self.seed), ("model.depth", &self.depth)];
+        for (path, value) in flags {
             overrides.extend(value.iter().map(|value| Override { path: path.into(), value: value.clone() }));
         }
         Config::load(&self.config, &overrides)
@@ -117,7 +121,7 @@ impl CommonArgs {
         RunFolder::at(&self.out.clone().unwrap_or_else(|| Path::new("runs").join(stem)))
     }
 
-    fn open(&self, config: &Config, context: &Context) -> Result<RunFolder> {
+    fn open(&self, config: Config, context: &Context) -> Result<(RunFolder, Config)> {
         let folder = self.folder();
         if self.fresh && folder.exists() {
             let message = format!(
@@ -126,10 +130,10 @@ impl CommonArgs {
             );
             return Err(Failure::new(Code::CannotWrite, message));
         }
-        let folder = RunFolder::open_or_create(folder.path(), config, &context.show)?;
+        let (folder, config) = RunFolder::open_or_create(folder.path(), config, &context.show)?;
         context.show.log_to(&folder.log())?;
         context.show.note(&format!("run: {}", folder.path().display()));
-        Ok(folder)
+        Ok((folder, config))
     }
 }
 
@@ -140,7 +144,7 @@ fn show_outcome(
     bars: Option<Yardsticks>,
 ) -> Result<()> {
     let mut text = format!("{}: {} steps", run.path().display(), grouped(outcome.steps));
-    let mut object = json!({"run": run.path(), "steps": outcome.steps});
+    let mut object = json!({"run": run.path(), "steps": outcome.steps, "epochs": outcome.epochs});
     if let Some(evaluation) = &outcome.evaluation {
         text += &format!(", validation loss {:.4}", evaluation.loss);
         text += &format!(" (perplexity {:.2}", evaluation.perplexity());
@@ -168,42 +172,15 @@ fn show_outcome(
 
 /// What a run would take, without touching a device or writing a file.
 fn dry_run(context: &Context, config: &Config, folder: &RunFolder) -> Result<()> {
-    let vocab_size = match (corpus::find(folder, config), &config.tokenizer) {
+    let found = corpus::find(folder, config);
+    let vocab_size = match (&found, &config.tokenizer) {
         (Ok(found), _) => found.tokenizer.vocab_size() as u64,
-        (Err(_), TokenizerConfig::Train(settings)) if settings.vocab_size.is_some() => {
-            settings.vocab_size.unwrap_or_default()
-        }
-        (Err(failure), TokenizerConfig::Train(_)) => return Err(failure),
         (Err(_), TokenizerConfig::File { file }) => ironmill_text::Tokenizer::load(file)?.vocab_size() as u64,
+        (Err(_), TokenizerConfig::Train(settings)) => match settings.expected_vocab_size() {
+            Some(vocab_size) => vocab_size,
+            None => return found.map(|_| ()),
+        },
     };
-    let built = model::build(config, vocab_size)?;
-    let plan = Trainer::plan(&built, &model::train_options(config, 1))?;
-    let mut text = format!(
-        "parameters      {}\nFLOPs a token   {}\nFLOPs a step    {}\n",
-        grouped(plan.parameters as u64),
-        grouped(plan.flops_per_token),
-        grouped(plan.flops_per_token * config.train.batch_tokens)
-    );
-    for (name, size) in &plan.states {
-        text += &format!("{name:16}{}\n", bytes(*size as u64));
-    }
-    text += &format!(
-        "activations     {} ({} if none shared a place)\ninputs          {}\ntotal           {}\n",
-        bytes(plan.arena_bytes as u64),
-        bytes(plan.unshared_bytes as u64),
-        bytes(plan.input_bytes as u64),
-        bytes(plan.total_bytes() as u64)
-    );
-    let states: serde_json::Map<_, _> =
-        plan.states.iter().map(|(name, size)| (name.clone(), (*size).into())).collect();
-    let object = json!({
-        "parameters": plan.parameters,
-        "flops_per_token": plan.flops_per_token,
-        "states": states,
-        "arena_bytes": plan.arena_bytes,
-        "unshared_bytes": plan.unshared_bytes,
-        "input_bytes": plan.input_bytes,
-        "total_bytes": plan.total_bytes(),
-    });
-    context.show.result(&text, &object)
+    let plan = Plan::expected(config, found.as_ref().ok(), vocab_size)?;
+    context.show.result(&plan.table(config.train.batch_tokens), &plan.to_json())
 }

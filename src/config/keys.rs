@@ -1,5 +1,7 @@
 //! Every key that a configuration may have: its name, what it takes, and what it means.
 
+use super::presets;
+
 /// One key of the configuration.
 #[derive(Debug)]
 pub struct Key {
@@ -66,7 +68,7 @@ pub const SECTIONS: &[&str] = &["tokenizer", "data", "model", "train", "sample"]
 /// Every key.
 pub const KEYS: &[Key] = &[
     key("", "seed", Kind::Count),
-    with_later(key("tokenizer", "kind", Kind::Choice(&["bpe", "char"])), &["word", "byte"]),
+    key("tokenizer", "kind", Kind::Choice(&["bpe", "char", "word", "byte"])),
     key("tokenizer", "vocab_size", Kind::Count),
     key("tokenizer", "pattern", Kind::Text),
     key("tokenizer", "special", Kind::Texts),
@@ -78,19 +80,27 @@ pub const KEYS: &[Key] = &[
     key("data", "validation", Kind::Number),
     key("data", "text_key", Kind::Text),
     key("data", "shard_tokens", Kind::Count),
-    with_later(
-        key("data", "sampler", Kind::Choice(&["random", "shuffled"])),
-        &["sequential", "packed", "bucketed"],
-    ),
+    key("data", "sampler", Kind::Choice(&["random", "shuffled", "sequential", "packed", "bucketed"])),
     key("data", "on_bad_utf8", Kind::Choice(&["error", "replace", "skip"])),
-    with_later(key("model", "architecture", Kind::Choice(&["gpt2"])), &["llama"]),
+    key("model", "preset", Kind::Choice(&presets::NAMES)),
+    key("model", "depth", Kind::Count),
+    key("model", "architecture", Kind::Choice(&["gpt2", "llama", "encoder"])),
     key("model", "layers", Kind::Count),
     key("model", "heads", Kind::Count),
+    key("model", "kv_heads", Kind::Count),
     key("model", "width", Kind::Count),
+    key("model", "head_dim", Kind::Count),
+    key("model", "mlp", Kind::Choice(&["gelu", "gelu_erf", "swiglu", "relu2"])),
+    key("model", "mlp_width", Kind::Count),
     key("model", "context", Kind::Count),
     key("model", "dropout", Kind::Number),
     key("model", "bias", Kind::Switch),
     key("model", "tied", Kind::Switch),
+    key("model", "qk_norm", Kind::Switch),
+    key("model", "window", Kind::Count),
+    key("model", "norm_eps", Kind::Number),
+    key("model", "rope_theta", Kind::Number),
+    key("model", "rope_scaling", Kind::Text),
     key("train", "steps", Kind::Count),
     key("train", "epochs", Kind::Number),
     key("train", "batch_tokens", Kind::Count),
@@ -99,10 +109,16 @@ pub const KEYS: &[Key] = &[
     key("train", "min_learning_rate", Kind::Number),
     key("train", "schedule", Kind::Choice(&["cosine", "constant"])),
     key("train", "warmup", Kind::Count),
+    key("train", "optimizer", Kind::Choice(&["adamw", "adam", "sgd"])),
     key("train", "weight_decay", Kind::Number),
     key("train", "beta1", Kind::Number),
     key("train", "beta2", Kind::Number),
+    key("train", "eps", Kind::Number),
+    key("train", "momentum", Kind::Number),
     key("train", "grad_clip", Kind::Number),
+    key("train", "label_smoothing", Kind::Number),
+    key("train", "z_loss", Kind::Number),
+    key("train", "recompute", Kind::Choice(&["auto", "none", "blocks"])),
     with_later(key("train", "precision", Kind::Choice(&["auto", "fp32"])), &["bf16", "fp16", "fp8"]),
     key("train", "eval_every", Kind::Cadence),
     key("train", "eval_tokens", Kind::Count),
@@ -122,11 +138,6 @@ pub const KEYS: &[Key] = &[
 const LATER_KEYS: &[(&str, &str)] = &[
     ("tokenizer", "memory"),
     ("data", "workers"),
-    ("model", "preset"),
-    ("model", "depth"),
-    ("model", "kv_heads"),
-    ("train", "optimizer"),
-    ("train", "recompute"),
     ("train", "keep_best"),
     ("train", "on_nonfinite"),
     ("train", "ema"),

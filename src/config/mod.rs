@@ -6,11 +6,13 @@
 //! folder as TOML that reads back to itself.
 
 mod keys;
+mod presets;
 mod resolve;
 mod typed;
 mod values;
 
-pub use typed::{Origin, Override, Typed};
+pub use resolve::MASK;
+pub use typed::{Override, Typed};
 pub use values::{Cadence, show_duration};
 
 use crate::failure::Result;
@@ -50,12 +52,12 @@ pub enum TokenizerConfig {
 /// How a tokenizer is trained.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokenizerTraining {
-    /// `bpe` or `char`.
+    /// `bpe`, `char`, `word` or `byte`.
     pub kind: String,
-    /// The number of tokens; without it, a char vocabulary has every character.
+    /// The number of tokens; without it, a char or word vocabulary has every character or word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<u64>,
-    /// The pattern that cuts text into pieces: a name or a regular expression. Only bpe cuts.
+    /// The pattern that cuts text into pieces: a name or a regular expression. Only bpe and word cut.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
     /// Texts that are one token each and never part of another.
@@ -63,8 +65,9 @@ pub struct TokenizerTraining {
     /// Which of two equally frequent pairs is merged first. Only bpe merges.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ties: Option<String>,
-    /// Pairs or characters that are rarer are left out.
-    pub min_count: u64,
+    /// Pairs, characters or words that are rarer are left out. The byte kind leaves nothing out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_count: Option<u64>,
 }
 
 /// `[data]`.
@@ -87,25 +90,48 @@ pub struct DataConfig {
     pub on_bad_utf8: String,
 }
 
-/// `[model]`.
+/// `[model]`. What a family does not have is not there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelConfig {
-    /// The family of the model.
+    /// The family of the model: `gpt2`, `llama` or `encoder`.
     pub architecture: String,
     /// Blocks.
     pub layers: u64,
     /// Attention heads of a block.
     pub heads: u64,
+    /// Heads of keys and values, which query heads share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<u64>,
     /// The width of the residual stream.
     pub width: u64,
+    /// Channels of a head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<u64>,
+    /// What an MLP does: `gelu`, `gelu_erf`, `swiglu` or `relu2`.
+    pub mlp: String,
+    /// Channels inside an MLP.
+    pub mlp_width: u64,
     /// The longest sequence.
     pub context: u64,
     /// The share of activations dropped in training.
     pub dropout: f64,
-    /// Whether linear layers and norms have biases.
+    /// Whether linear layers and norms have biases; in Llama style, those of queries, keys and values.
     pub bias: bool,
     /// Whether the head shares the token embedding.
     pub tied: bool,
+    /// Whether queries and keys are normalised, head by head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qk_norm: Option<bool>,
+    /// How many positions a query sees; 0 is all of them.
+    pub window: u64,
+    /// Added to variances in norms.
+    pub norm_eps: f64,
+    /// The base of rotary frequencies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_theta: Option<f64>,
+    /// How rotary positions are stretched: `none`, `linear:FACTOR` or `llama3:FACTOR:LOW:HIGH:CONTEXT`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<String>,
 }
 
 /// `[train]`.
@@ -126,14 +152,30 @@ pub struct TrainConfig {
     pub schedule: String,
     /// Steps in which the learning rate rises.
     pub warmup: u64,
+    /// `adamw`, `adam` or `sgd`.
+    pub optimizer: String,
     /// The decay of matrices.
     pub weight_decay: f64,
-    /// The decay of AdamW's first moment.
-    pub beta1: f64,
-    /// The decay of AdamW's second moment.
-    pub beta2: f64,
+    /// The decay of Adam's first moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta1: Option<f64>,
+    /// The decay of Adam's second moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta2: Option<f64>,
+    /// Added to the root of Adam's second moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eps: Option<f64>,
+    /// The decay of SGD's running sum of gradients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f64>,
     /// The largest global norm of a gradient; 0 does not clip.
     pub grad_clip: f64,
+    /// The share of a target's probability that is spread over the vocabulary.
+    pub label_smoothing: f64,
+    /// The weight of the squared log-sum-exp in the loss.
+    pub z_loss: f64,
+    /// Whether the backward computes the values of blocks again: `none`, `blocks`, or `auto` until a run has decided.
+    pub recompute: String,
     /// The arithmetic.
     pub precision: String,
     /// How often the validation loss is measured.
@@ -189,6 +231,13 @@ impl Config {
             let message = format!("cannot write the configuration as TOML ({error}): please report this");
             crate::failure::Failure::new(crate::failure::Code::OurBug, message)
         })
+    }
+}
+
+impl TokenizerTraining {
+    /// How many tokens it will have, where that is known before any text is read.
+    pub fn expected_vocab_size(&self) -> Option<u64> {
+        if self.kind == "byte" { Some(256 + self.special.len() as u64) } else { self.vocab_size }
     }
 }
 

@@ -106,6 +106,27 @@ impl Typed {
         self.0.get(&keys::find(section, name)?).map(|(_, origin)| *origin)
     }
 
+    /// Where the resolved value of a key came from, in words: a line, a flag, the preset, the depth or a default.
+    pub fn source(&self, section: &str, name: &str) -> String {
+        match self.origin(section, name) {
+            Some(Origin::Line(line)) => return format!("line {line}"),
+            Some(Origin::Flag) => return "flag".into(),
+            None => {}
+        }
+        let typed = |key: &str| keys::find("model", key).and_then(|idx| self.0.get(&idx));
+        match (section, typed("preset"), typed("depth")) {
+            ("model", Some((Value::Text(preset), _)), _) if !["dropout", "window"].contains(&name) => {
+                format!("preset {preset}")
+            }
+            ("model", _, Some((Value::Count(depth), _)))
+                if !["architecture", "context", "dropout", "window"].contains(&name) =>
+            {
+                format!("depth {depth}")
+            }
+            _ => "default".into(),
+        }
+    }
+
     /// Whether every value has been taken.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

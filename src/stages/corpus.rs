@@ -1,10 +1,11 @@
 //! What a run trains on: a tokenizer and a prepared data set, made or found.
 
 use super::data::{self, TOKENIZER_NAME};
+use super::model;
 use super::run_folder::RunFolder;
 use super::tokenizer::{self, Counting};
 use crate::cli::Context;
-use crate::config::{Config, TokenizerConfig, TokenizerTraining};
+use crate::config::{Config, MASK, TokenizerConfig, TokenizerTraining};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::grouped;
 use ironmill_data::manifest::MANIFEST_NAME;
@@ -36,10 +37,17 @@ pub fn make(run: &RunFolder, config: &Config, context: &Context, stop: &AtomicBo
     let tokenizer = match &config.tokenizer {
         TokenizerConfig::File { file } => {
             let tokenizer = Tokenizer::load(file)?;
+            check_objective(config, &tokenizer, file)?;
             tokenizer.save(&run.tokenizer())?;
             tokenizer
         }
-        TokenizerConfig::Train(settings) => train_or_reuse(run, settings, &inputs, context, stop)?,
+        TokenizerConfig::Train(settings) => {
+            if config.model.architecture == "encoder" {
+                let why = "an encoder learns by filling in what it hides";
+                context.show.note(&format!("tokenizer: {MASK} is a special token, because {why}"));
+            }
+            train_or_reuse(run, settings, &inputs, context, stop)?
+        }
     };
     let options = PrepareOptions {
         validation: config.data.validation,
@@ -48,7 +56,9 @@ pub fn make(run: &RunFolder, config: &Config, context: &Context, stop: &AtomicBo
     };
     let prepared = data::prepare(&inputs, &tokenizer, &run.data(), &options, &context.show, stop)?;
     context.show.note(&format!("data: {}", prepared.summary()));
-    Ok(Corpus { tokenizer, dataset: Dataset::open(&run.data())? })
+    let dataset = Dataset::open(&run.data())?;
+    data::show_unknown(&dataset, &tokenizer, &context.show)?;
+    Ok(Corpus { tokenizer, dataset })
 }
 
 /// Finds what was prepared: the folder that the configuration names, or the one of the run.
@@ -72,7 +82,15 @@ pub fn find(run: &RunFolder, config: &Config) -> Result<Corpus> {
     };
     let tokenizer = Tokenizer::load(&file)?;
     check_match(&tokenizer, &file, &dataset, &dir)?;
+    check_objective(config, &tokenizer, &file)?;
     Ok(Corpus { tokenizer, dataset })
+}
+
+/// Refuses a tokenizer with which the model has nothing to learn from.
+fn check_objective(config: &Config, tokenizer: &Tokenizer, file: &Path) -> Result<()> {
+    model::objective(config, tokenizer)
+        .map(|_| ())
+        .map_err(|failure| Failure::new(failure.code(), format!("{}: {failure}", file.display())))
 }
 
 /// Refuses a tokenizer that did not make the tokens.

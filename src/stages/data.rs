@@ -3,8 +3,8 @@
 use crate::failure::{Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::{bytes, grouped};
-use ironmill_data::{Inputs, Manifest, PrepareOptions, Split};
-use ironmill_text::{Tokenizer, durable};
+use ironmill_data::{Dataset, Inputs, Manifest, PrepareOptions, Split};
+use ironmill_text::{Tokenizer, UNKNOWN, durable};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -39,6 +39,33 @@ pub fn prepare(
         show.warn(&format!("{skipped} documents are not UTF-8 and were left out"));
     }
     Ok(PreparedData { manifest: prepared.manifest, reused: prepared.reused })
+}
+
+/// Says how many tokens of a data set stand for something that the vocabulary does not have, if it can happen at all.
+pub fn show_unknown(dataset: &Dataset, tokenizer: &Tokenizer, show: &Show) -> Result<()> {
+    let Some(unknown_id) = tokenizer.unknown_id() else { return Ok(()) };
+    let (mut unknown, mut total) = (0, 0);
+    let mut buffer = vec![0; 1 << 16];
+    for split in [Split::Train, Split::Validation] {
+        let stream = dataset.split(split);
+        let mut position = 0;
+        while position < stream.tokens() {
+            let count = (stream.tokens() - position).min(buffer.len() as u64);
+            let ids = &mut buffer[..count as usize];
+            stream.read(position, ids)?;
+            unknown += ids.iter().filter(|&&id| id == unknown_id).count() as u64;
+            position += count;
+        }
+        total += stream.tokens();
+    }
+    let share = unknown as f64 / total.max(1) as f64;
+    let text = format!("data: {} tokens are {UNKNOWN}, {:.2} % of all", grouped(unknown), share * 100.0);
+    if unknown > 0 {
+        show.warn(&text)
+    } else {
+        show.detail(&text)
+    }
+    Ok(())
 }
 
 impl PreparedData {

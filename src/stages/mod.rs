@@ -2,8 +2,10 @@
 
 pub mod corpus;
 pub mod data;
+pub mod machine;
 pub mod metrics;
 pub mod model;
+pub mod plan;
 pub mod run_folder;
 pub mod sampling;
 pub mod tokenizer;

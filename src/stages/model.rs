@@ -1,40 +1,62 @@
 //! From a configuration or a folder to a model on a device.
 
+use super::plan::Samples;
 use super::run_folder::RunFolder;
-use crate::config::{Config, Length};
+use crate::config::{Config, Length, MASK};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
+use crate::show::numbers::grouped;
 use ironmill_compute::{Cpu, Device, LossShape, Reference};
 use ironmill_graph::Passes;
 use ironmill_model::{
-    Architecture, Betas, Decay, Engine, Model, ModelConfig, Objective, OptimizerOptions, Schedule,
-    TrainOptions, checkpoint,
+    Architecture, Betas, Decay, Engine, Model, Objective, OptimizerOptions, Schedule, TrainOptions,
+    checkpoint,
 };
 use ironmill_text::Tokenizer;
 use std::path::{Path, PathBuf};
 
+/// What the special token that hides another is called: by us, by BERT and by RoBERTa.
+const MASKS: [&str; 3] = [MASK, "[MASK]", "<mask>"];
+
 /// The model of a configuration, for a vocabulary.
 pub fn build(config: &Config, vocab_size: u64) -> Result<Model> {
-    let shape = &config.model;
-    let (layers, heads, width) = (shape.layers as usize, shape.heads as usize, shape.width as usize);
-    Ok(Model::new(ModelConfig {
-        vocab_size: vocab_size as usize,
-        context: shape.context as usize,
-        dropout: shape.dropout as f32,
-        bias: shape.bias,
-        tied: shape.tied,
-        ..ModelConfig::new(Architecture::Gpt2, layers, heads, width)
-    })?)
+    Ok(Model::new(config.model.sizes(vocab_size)?)?)
 }
 
-/// How a configuration trains, once the number of steps is known.
-pub fn train_options(config: &Config, steps: u64) -> TrainOptions {
+/// What the model of a configuration is asked in training.
+pub fn objective(config: &Config, tokenizer: &Tokenizer) -> Result<Objective> {
+    objective_of(config.model.sizes(1)?.architecture, tokenizer)
+}
+
+/// What a model of this architecture is asked: an encoder hidden tokens, the others what comes next.
+pub fn objective_of(architecture: Architecture, tokenizer: &Tokenizer) -> Result<Objective> {
+    if architecture.is_causal() {
+        return Ok(Objective::NextToken);
+    }
+    let mask = MASKS.into_iter().find_map(|name| tokenizer.special_id(name));
+    mask.map(|mask| Objective::MaskedToken { mask }).ok_or_else(|| {
+        let message = format!(
+            "the tokenizer has no special token {MASK}, in place of which an encoder fills in what was hidden: \
+             train a tokenizer with --special '{MASK}' and prepare the data with it, \
+             or let `ironmill run` train both"
+        );
+        Failure::new(Code::BadData, message)
+    })
+}
+
+/// How a configuration trains, once the samples and the number of steps are known.
+pub fn train_options(config: &Config, objective: Objective, samples: Samples, steps: u64) -> TrainOptions {
     let train = &config.train;
+    let betas = Betas {
+        beta1: train.beta1.unwrap_or_default() as f32,
+        beta2: train.beta2.unwrap_or_default() as f32,
+        eps: train.eps.unwrap_or_default() as f32,
+    };
     TrainOptions {
         seed: config.seed,
-        objective: Objective::NextToken,
-        lengths: vec![config.model.context as usize],
-        borders: false,
+        objective,
+        lengths: samples.lengths,
+        borders: samples.borders,
         rows: (train.batch_tokens / config.model.context) as usize,
         micro_rows: train.micro_batch as usize,
         schedule: Schedule {
@@ -44,16 +66,15 @@ pub fn train_options(config: &Config, steps: u64) -> TrainOptions {
             steps,
             decay: if train.schedule == "constant" { Decay::Constant } else { Decay::Cosine },
         },
-        // AdamW's usual epsilon; it only matters where gradients vanish.
-        optimizer: OptimizerOptions::AdamW(Betas {
-            beta1: train.beta1 as f32,
-            beta2: train.beta2 as f32,
-            eps: 1e-8,
-        }),
+        optimizer: match train.optimizer.as_str() {
+            "sgd" => OptimizerOptions::Sgd { momentum: train.momentum.unwrap_or_default() as f32 },
+            "adam" => OptimizerOptions::Adam(betas),
+            _ => OptimizerOptions::AdamW(betas),
+        },
         weight_decay: train.weight_decay as f32,
         grad_clip: train.grad_clip as f32,
-        loss: LossShape::default(),
-        recompute: false,
+        loss: LossShape { label_smoothing: train.label_smoothing as f32, z_loss: train.z_loss as f32 },
+        recompute: train.recompute == "blocks",
         passes: Passes::ALL,
     }
 }
@@ -91,7 +112,7 @@ pub struct Found {
 /// Finds the newest whole checkpoint of a run, or takes a checkpoint or Hugging Face folder as it is.
 pub fn find(path: &Path, show: &Show) -> Result<Found> {
     if !path.exists() {
-        let advice = "give a run folder, a checkpoint or a Hugging Face folder of a GPT-2-style model";
+        let advice = "give a run folder, a checkpoint or a Hugging Face folder of a supported model";
         return Err(Failure::new(Code::NoInput, format!("cannot find {}: {advice}", path.display())));
     }
     // A checkpoint carries the run's configuration too, so what tells a model is its config.json.
@@ -121,6 +142,22 @@ impl Found {
     pub fn engine(&self, device_name: &str, threads: usize) -> Result<Engine> {
         let (model, values) = checkpoint::load_model(&self.weights)?;
         Ok(Engine::new(device(device_name, threads)?, model, &values)?)
+    }
+
+    /// Refuses a tokenizer whose ids the model does not have. A model may have more, as padded vocabularies do.
+    pub fn check_vocabulary(&self, engine: &Engine, tokenizer: &Tokenizer, file: &Path) -> Result<()> {
+        let (ids, rows) = (tokenizer.vocab_size(), engine.model().config().vocab_size);
+        if ids <= rows {
+            return Ok(());
+        }
+        let message = format!(
+            "{} has {} tokens, but the vocabulary of {} has {}: use the model's own tokenizer",
+            file.display(),
+            grouped(ids as u64),
+            self.weights.display(),
+            grouped(rows as u64)
+        );
+        Err(Failure::new(Code::BadData, message))
     }
 
     /// The tokenizer of the model: the one asked for, else the one beside the weights, else the run's.

@@ -28,17 +28,26 @@ pub struct RunFolder {
 impl RunFolder {
     /// Makes a folder for this configuration, or opens the one that is there to go on with it.
     ///
-    /// Once there is a checkpoint, only what does not change its meaning may differ from the stored configuration.
-    pub fn open_or_create(path: &Path, config: &Config, show: &Show) -> Result<RunFolder> {
+    /// Once there is a checkpoint, only what does not change its meaning may differ from the stored configuration. What was
+    /// left to the machine and decided when the run began stays decided, also on another machine.
+    pub fn open_or_create(path: &Path, mut config: Config, show: &Show) -> Result<(RunFolder, Config)> {
         let run = RunFolder { path: path.to_path_buf() };
         std::fs::create_dir_all(path).map_err(|error| Failure::write(path, &error))?;
         if run.exists() {
-            run.compare(config, show)?;
+            let stored = Config::load(&run.config_path(), &[])?;
+            if config.train.recompute == "auto" && run.has_checkpoint()? {
+                config.train.recompute.clone_from(&stored.train.recompute);
+            }
+            run.compare(&stored, &config, show)?;
         }
-        let stored = run.config_path();
-        durable::write(&stored, config.to_toml()?.as_bytes())
-            .map_err(|error| Failure::write(&stored, &error))?;
-        Ok(run)
+        run.store(&config)?;
+        Ok((run, config))
+    }
+
+    /// Writes the configuration of the run.
+    pub fn store(&self, config: &Config) -> Result<()> {
+        let path = self.config_path();
+        durable::write(&path, config.to_toml()?.as_bytes()).map_err(|error| Failure::write(&path, &error))
     }
 
     /// A folder that may or may not hold a run.
@@ -101,9 +110,8 @@ impl RunFolder {
         self.path.join("log.txt")
     }
 
-    fn compare(&self, config: &Config, show: &Show) -> Result<()> {
-        let stored = Config::load(&self.config_path(), &[])?;
-        let (old, new) = (flatten(&stored), flatten(config));
+    fn compare(&self, stored: &Config, config: &Config, show: &Show) -> Result<()> {
+        let (old, new) = (flatten(stored), flatten(config));
         let keys: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
         let changes: Vec<(&String, String)> = keys
             .into_iter()
@@ -131,10 +139,13 @@ impl RunFolder {
     }
 }
 
-/// Whether weights and data order made under one value of a key have no meaning under another.
+/// Whether weights, moments and data order made under one value of a key have no meaning under another.
 fn is_binding(key: &str) -> bool {
     let is_of = |section: &str| key.split('.').next() == Some(section);
-    key == "seed" || is_of("tokenizer") || is_of("data") || (is_of("model") && key != "model.dropout")
+    ["seed", "train.optimizer"].contains(&key)
+        || is_of("tokenizer")
+        || is_of("data")
+        || (is_of("model") && key != "model.dropout")
 }
 
 fn flatten(config: &Config) -> BTreeMap<String, Value> {

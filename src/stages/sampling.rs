@@ -5,6 +5,7 @@ use crate::failure::{Code, Failure, Result};
 use ironmill_model::{Engine, GenerateOptions, Sampling};
 use ironmill_text::Tokenizer;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 /// A prompt and what the model made of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +16,19 @@ pub struct Completion {
     pub text: String,
     /// How many tokens were added.
     pub tokens: usize,
+}
+
+/// Refuses a model that cannot write.
+pub fn check_can_write(engine: &Engine, path: &Path) -> Result<()> {
+    if engine.model().config().architecture.is_causal() {
+        return Ok(());
+    }
+    let message = format!(
+        "{} is an encoder: it sees the tokens on both sides and fills in masked ones, so it cannot continue a text; \
+         measure it with `ironmill eval`, or sample from a gpt2 or llama model",
+        path.display()
+    );
+    Err(Failure::new(Code::BadData, message))
 }
 
 /// Continues every prompt. `on_text` is given new text as soon as it is whole, with the index of its prompt.

@@ -6,8 +6,8 @@ use crate::show::Show;
 use crate::show::numbers::grouped;
 use ironmill_data::{Document, Inputs};
 use ironmill_text::{
-    BpeOptions, CharCounts, CharOptions, Pattern, PieceCounts, Progress, Ties, Tokenizer, train_bpe,
-    train_char,
+    BpeOptions, CharCounts, CharOptions, Pattern, PieceCounts, Progress, Ties, Tokenizer, UNKNOWN,
+    VocabularyReport, WordOptions, train_bpe, train_char, train_word,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -42,11 +42,22 @@ pub fn train(
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
-    if settings.kind == "char" {
-        train_chars(inputs, settings, counting, show, stop)
-    } else {
-        train_pairs(inputs, settings, counting, show, stop)
+    match settings.kind.as_str() {
+        "char" => train_chars(inputs, settings, counting, show, stop),
+        "word" => train_words(inputs, settings, counting, show, stop),
+        "byte" => make_bytes(settings),
+        _ => train_pairs(inputs, settings, counting, show, stop),
     }
+}
+
+/// Bytes are known beforehand, so no text is read.
+fn make_bytes(settings: &TokenizerTraining) -> Result<Trained> {
+    let tokenizer = Tokenizer::byte(&settings.special)?;
+    let summary = format!(
+        "{} tokens: the 256 bytes and the special ones, with nothing to learn",
+        grouped(tokenizer.vocab_size() as u64)
+    );
+    Ok(Trained { tokenizer, documents: 0, summary })
 }
 
 fn train_pairs(
@@ -61,7 +72,7 @@ fn train_pairs(
         vocab_size: to_usize(settings.vocab_size.unwrap_or_default())?,
         special: settings.special.clone(),
         ties: ties(settings.ties.as_deref().unwrap_or("hf"))?,
-        min_count: settings.min_count,
+        min_count: settings.min_count.unwrap_or(1),
         max_token_length: counting.max_token_length,
         pattern,
     };
@@ -96,25 +107,62 @@ fn train_chars(
     let options = CharOptions {
         vocab_size: settings.vocab_size.map(to_usize).transpose()?,
         special: settings.special.clone(),
-        min_count: settings.min_count,
+        min_count: settings.min_count.unwrap_or(1),
     };
     let (counts, documents) = count(inputs, counting, show, stop, || CharCounts::new(&options.special))?;
     let (tokenizer, report) = train_char(&counts, &options)?;
-    if report.dropped > 0 {
-        show.warn(&format!(
-            "{} characters are not in the vocabulary, and text that has them cannot be encoded: \
-             raise the vocabulary size or lower the smallest count to keep them",
-            grouped(report.dropped)
-        ));
+    warn_of_dropped(&report, "characters", &options.special, show);
+    let summary = summarise(&tokenizer, &report, "characters", documents);
+    Ok(Trained { tokenizer, documents, summary })
+}
+
+fn train_words(
+    inputs: &Inputs,
+    settings: &TokenizerTraining,
+    counting: Counting,
+    show: &Show,
+    stop: &AtomicBool,
+) -> Result<Trained> {
+    let options = WordOptions {
+        vocab_size: settings.vocab_size.map(to_usize).transpose()?,
+        pattern: settings.pattern.as_deref().unwrap_or("gpt2").parse()?,
+        special: settings.special.clone(),
+        min_count: settings.min_count.unwrap_or(1),
+    };
+    let empty = || PieceCounts::new(&options.pattern, &options.special);
+    let (counts, documents) = count(inputs, counting, show, stop, empty)?;
+    let (tokenizer, report) = train_word(&counts, &options)?;
+    warn_of_dropped(&report, "words", &options.special, show);
+    let summary = summarise(&tokenizer, &report, "words", documents);
+    Ok(Trained { tokenizer, documents, summary })
+}
+
+/// Says what the limits left out, how much of the corpus that is, and what becomes of it.
+fn warn_of_dropped(report: &VocabularyReport, noun: &str, special: &[String], show: &Show) {
+    if report.dropped == 0 {
+        return;
     }
-    let summary = format!(
-        "{} tokens for {} characters, found in {} of {} documents",
+    let fate = if special.iter().any(|text| text == UNKNOWN) {
+        format!("they become {UNKNOWN}")
+    } else {
+        format!("text that has them cannot be encoded: add \"{UNKNOWN}\" to the special tokens")
+    };
+    show.warn(&format!(
+        "{} {noun} are not in the vocabulary, {:.2} % of all; {fate}, \
+         or raise the vocabulary size or lower the smallest count to keep them",
+        grouped(report.dropped),
+        report.dropped_share() * 100.0
+    ));
+}
+
+fn summarise(tokenizer: &Tokenizer, report: &VocabularyReport, noun: &str, documents: u64) -> String {
+    format!(
+        "{} tokens for {} {noun}, found in {} of {} documents",
         grouped(tokenizer.vocab_size() as u64),
         grouped(report.kept),
         grouped(report.total),
         grouped(documents)
-    );
-    Ok(Trained { tokenizer, documents, summary })
+    )
 }
 
 /// The name of a tokenizer's kind, as people type it.

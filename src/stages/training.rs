@@ -3,15 +3,16 @@
 use super::corpus::Corpus;
 use super::metrics::Metrics;
 use super::model;
+use super::plan::{self, Plan, Samples};
 use super::run_folder::RunFolder;
 use super::sampling::{Completion, complete};
 use crate::cli::Context;
-use crate::config::{Cadence, Config};
+use crate::config::{Cadence, Config, MASK};
 use crate::failure::{Code, Failure, Result};
 use crate::show::StepLine;
 use crate::show::numbers::{bytes, grouped};
-use ironmill_data::{Loader, Sampler, Split};
-use ironmill_model::{Evaluation, Model, Objective, StepReport, Trainer, checkpoint};
+use ironmill_data::{Loader, Split};
+use ironmill_model::{Evaluation, Model, StepReport, Trainer, checkpoint};
 use ironmill_text::{Kind, Tokenizer, durable};
 use serde_json::json;
 use std::ops::ControlFlow;
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 pub struct Outcome {
     /// Steps taken in all.
     pub steps: u64,
+    /// How many times they went over the training tokens.
+    pub epochs: f64,
     /// The last measurement, if there is something to measure on.
     pub evaluation: Option<Evaluation>,
     /// What the finished model writes.
@@ -62,7 +65,8 @@ pub fn train(
 /// A training on its way.
 struct Session<'a> {
     run: &'a RunFolder,
-    config: &'a Config,
+    /// The configuration, with what was left to the machine decided.
+    config: Config,
     corpus: &'a Corpus,
     context: &'a Context,
     trainer: Trainer,
@@ -85,18 +89,18 @@ impl<'a> Session<'a> {
         init_from: Option<&Path>,
         context: &'a Context,
     ) -> Result<Session<'a>> {
-        let sampler = Sampler::from_name(&config.data.sampler)?;
-        let train_tokens = corpus.dataset.split(Split::Train).clone();
-        let length = config.model.context as usize;
-        let rows = config.train.batch_tokens as usize / length;
-        let loader = Loader::new(train_tokens, sampler, config.seed, length, rows)?;
+        let loader = plan::loader(config, corpus)?;
         let steps = model::steps(config, loader.samples_per_epoch());
-        let built = model::build(config, corpus.tokenizer.vocab_size() as u64)?;
-        let values = initial_values(&built, config, init_from)?;
-        let options = model::train_options(config, steps);
-        describe(&built, config, steps, context)?;
+        let objective = model::objective(config, &corpus.tokenizer)?;
+        let vocab_size = corpus.tokenizer.vocab_size() as u64;
+        let plan = Plan::new(config, vocab_size, objective, Samples::of(&loader), steps)?;
+        describe(&plan, config, &loader, steps, context);
+        let mut config = config.clone();
+        config.train.recompute = plan.recompute_name().into();
+        run.store(&config)?;
+        let values = initial_values(&plan.model, &config, init_from)?;
         let device = model::device(&config.train.device, context.threads)?;
-        let mut trainer = Trainer::new(device, built, options, &values)?;
+        let mut trainer = Trainer::new(device, plan.model, plan.options, &values)?;
         context.show.detail(&format!("device: {}", trainer.engine().describe_device()));
 
         let skipped = &mut |error: &ironmill_model::Error| {
@@ -110,21 +114,20 @@ impl<'a> Session<'a> {
         }
         let step = trainer.step_count();
         let metrics = Metrics::open(&run.metrics(), step)?;
-        let train = &config.train;
         Ok(Session {
             run,
-            config,
             corpus,
             context,
             loader,
             steps,
             metrics,
             saved_step: newest.map(|_| step),
-            evaluate: Due::new(train.eval_every),
-            sample: Due::new(train.sample_every),
-            save: Due::new(train.checkpoint_every),
+            evaluate: Due::new(config.train.eval_every),
+            sample: Due::new(config.train.sample_every),
+            save: Due::new(config.train.checkpoint_every),
             pace: Pace::default(),
             trainer,
+            config,
         })
     }
 
@@ -152,7 +155,8 @@ impl<'a> Session<'a> {
             return Ok(None);
         }
         let (tokens, rows) = (self.config.train.eval_tokens, self.config.train.micro_batch as usize);
-        Ok(Some(self.trainer.engine().evaluate(validation, Objective::NextToken, tokens, rows)?))
+        let objective = self.trainer.options().objective;
+        Ok(Some(self.trainer.engine().evaluate(validation, objective, tokens, rows)?))
     }
 
     fn tell(&mut self, report: &StepReport, measured: Option<Evaluation>) -> Result<()> {
@@ -163,6 +167,7 @@ impl<'a> Session<'a> {
             "learning_rate": report.learning_rate,
             "norm": report.norm,
             "tokens": self.trainer.token_count(),
+            "epoch": self.loader.epoch(self.trainer.next_sample()),
             "seconds": report.elapsed.as_secs_f64(),
             "wait_seconds": report.waited.as_secs_f64(),
         });
@@ -195,7 +200,7 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let snapshot = self.trainer.snapshot()?;
-        let extra = travelling_files(&self.corpus.tokenizer, self.config)?;
+        let extra = travelling_files(&self.corpus.tokenizer, &self.config)?;
         let folder = self.run.checkpoints();
         let path = checkpoint::save(&folder, self.trainer.engine().model(), &snapshot, &extra)?;
         checkpoint::rotate(&folder, self.config.train.keep_last as usize)?;
@@ -205,6 +210,10 @@ impl<'a> Session<'a> {
     }
 
     fn write_samples(&mut self) -> Result<Vec<Completion>> {
+        // An encoder has no prompts, because it continues no text.
+        if self.config.sample.prompts.is_empty() {
+            return Ok(Vec::new());
+        }
         let step = self.trainer.step_count();
         let settings = &self.config.sample;
         let quiet = &mut |_: usize, _: &str| ControlFlow::Continue(());
@@ -228,7 +237,8 @@ impl<'a> Session<'a> {
             None => self.measure()?,
         };
         let completions = self.write_samples()?;
-        Ok(Outcome { steps: self.trainer.step_count(), evaluation, completions })
+        let epochs = self.loader.epoch(self.trainer.next_sample());
+        Ok(Outcome { steps: self.trainer.step_count(), epochs, evaluation, completions })
     }
 }
 
@@ -257,16 +267,33 @@ fn initial_values(model: &Model, config: &Config, init_from: Option<&Path>) -> R
     Ok(values)
 }
 
-fn describe(model: &Model, config: &Config, steps: u64, context: &Context) -> Result<()> {
-    let plan = Trainer::plan(model, &model::train_options(config, steps))?;
-    context.show.note(&format!(
-        "model: {} parameters; {} steps of {} tokens; {} of memory",
-        grouped(plan.parameters as u64),
+fn describe(plan: &Plan, config: &Config, loader: &Loader, steps: u64, context: &Context) {
+    let show = &context.show;
+    let rows = loader.rows() as u64;
+    let is_bucketed = loader.lengths().len() > 1;
+    show.note(&format!(
+        "model: {} parameters; {} steps of {}{} tokens, {} steps an epoch; {} of memory",
+        grouped(plan.memory.parameters as u64),
         grouped(steps),
+        if is_bucketed { "at most " } else { "" },
         grouped(config.train.batch_tokens),
-        bytes(plan.total_bytes() as u64)
+        grouped(loader.samples_per_epoch().div_ceil(rows)),
+        bytes(plan.memory.total_bytes() as u64)
     ));
-    Ok(())
+    show.detail(&format!("sizes: {}", plan.model.config()));
+    if let Some(reason) = &plan.recompute.reason {
+        show.note(&format!("recompute: {} ({reason})", plan.recompute_name()));
+    }
+    if config.data.sampler == "bucketed" {
+        let lengths: Vec<String> = loader.lengths().iter().map(ToString::to_string).collect();
+        show.note(&format!(
+            "bucketed: documents in rows of {} tokens; {:.1} % of the rows is padding, {:.1} % of the tokens lie beyond \
+             the context and are left out",
+            lengths.join(", "),
+            loader.padding_share() * 100.0,
+            loader.truncated_share() * 100.0
+        ));
+    }
 }
 
 /// The files that make a checkpoint complete for other programs and for a later self.
@@ -287,6 +314,10 @@ fn travelling_files(tokenizer: &Tokenizer, config: &Config) -> Result<Vec<(Strin
                 about[name] = "<|endoftext|>".into();
                 special[name] = "<|endoftext|>".into();
             }
+        }
+        if let Some((name, _)) = tokenizer.special_tokens().iter().find(|(name, _)| name == MASK) {
+            about["mask_token"] = name.as_str().into();
+            special["mask_token"] = name.as_str().into();
         }
         files.push(("tokenizer_config.json".into(), format!("{about:#}\n").into_bytes()));
         files.push(("special_tokens_map.json".into(), format!("{special:#}\n").into_bytes()));

@@ -1,0 +1,110 @@
+//! `[train]`: how long, how fast, by which optimiser.
+
+use super::*;
+
+/// Fills in the defaults of `[train]`.
+pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<TrainConfig> {
+    let length = match (section.given_count("steps"), section.given_number("epochs")) {
+        (Some(_), Some(_)) => {
+            return Err(bad("train.steps and train.epochs both say how long to train: remove one"));
+        }
+        (None, Some(epochs)) => Length::Epochs(epochs),
+        (steps, None) => Length::Steps(steps.unwrap_or(1000)),
+    };
+    let context = model.context;
+    let batch_tokens = section.count("batch_tokens", 16 * context);
+    if batch_tokens == 0 || !batch_tokens.is_multiple_of(context) {
+        let near = (batch_tokens / context).max(1) * context;
+        return Err(bad(format!(
+            "train.batch_tokens = {batch_tokens} is not a multiple of model.context = {context}: use {near}, for example"
+        )));
+    }
+    let rows = batch_tokens / context;
+    let micro_batch = section.given_count("micro_batch").unwrap_or_else(|| largest_divisor(rows, 16));
+    if micro_batch == 0 || !rows.is_multiple_of(micro_batch) {
+        let near = largest_divisor(rows, micro_batch.max(1));
+        return Err(bad(format!(
+            "train.micro_batch = {micro_batch} does not divide a step of {rows} sequences \
+             (train.batch_tokens / model.context): use {near}, for example"
+        )));
+    }
+    let optimizer = section.text("optimizer", "adamw");
+    let is_sgd = optimizer == "sgd";
+    let without: &[&str] = if is_sgd { &["beta1", "beta2", "eps"] } else { &["momentum"] };
+    section.refuse(without, &format!("to train.optimizer = \"{optimizer}\": remove it"))?;
+    // SGD's steps are as small as its gradients are, so it needs far higher rates than Adam.
+    let learning_rate = section.number("learning_rate", if is_sgd { 0.1 } else { 1e-3 });
+    let schedule = section.text("schedule", "cosine");
+    let is_encoder = model.architecture == "encoder";
+    let lowest = if schedule == "constant" { learning_rate } else { learning_rate / 10.0 };
+    let train = TrainConfig {
+        length,
+        batch_tokens,
+        micro_batch,
+        learning_rate,
+        min_learning_rate: section.number("min_learning_rate", lowest),
+        schedule,
+        warmup: section.count("warmup", 50u64),
+        // Only AdamW keeps decay apart from gradients; in the others it acts on the loss and is not taken for granted.
+        weight_decay: section.number("weight_decay", if optimizer == "adamw" { 0.1 } else { 0.0 }),
+        beta1: (!is_sgd).then(|| section.number("beta1", 0.9)),
+        beta2: (!is_sgd).then(|| section.number("beta2", 0.95)),
+        eps: (!is_sgd).then(|| section.number("eps", 1e-8)),
+        momentum: is_sgd.then(|| section.number("momentum", 0.9)),
+        optimizer,
+        grad_clip: section.number("grad_clip", 1.0),
+        label_smoothing: section.number("label_smoothing", 0.0),
+        z_loss: section.number("z_loss", 0.0),
+        recompute: section.text("recompute", "auto"),
+        precision: settle(section.text("precision", "auto"), "fp32"),
+        eval_every: section.cadence("eval_every", Cadence::Steps(100)),
+        eval_tokens: section.count("eval_tokens", 65_536u64),
+        sample_every: section.cadence("sample_every", Cadence::Steps(if is_encoder { 0 } else { 250 })),
+        checkpoint_every: section.cadence("checkpoint_every", Cadence::Steps(250)),
+        keep_last: section.count("keep_last", 2u64),
+        device: settle(section.text("device", "auto"), "cpu"),
+    };
+    if is_encoder && train.sample_every != Cadence::Steps(0) {
+        return Err(bad("train.sample_every cannot apply to model.architecture = \"encoder\", \
+             which fills in masked tokens and writes no text: remove it"));
+    }
+    check(&train)?;
+    Ok(train)
+}
+
+fn check(train: &TrainConfig) -> Result<()> {
+    if let Length::Epochs(epochs) = train.length
+        && epochs <= 0.0
+    {
+        return Err(bad(format!("train.epochs = {epochs} trains nothing: use a number above 0")));
+    }
+    within("train.learning_rate", train.learning_rate, 0.0, 100.0)?;
+    within("train.min_learning_rate", train.min_learning_rate, 0.0, train.learning_rate)?;
+    within("train.weight_decay", train.weight_decay, 0.0, 100.0)?;
+    for (name, decay) in
+        [("train.beta1", train.beta1), ("train.beta2", train.beta2), ("train.momentum", train.momentum)]
+    {
+        within(name, decay.unwrap_or_default(), 0.0, 0.999_999_9)?;
+    }
+    within("train.eps", train.eps.unwrap_or(1e-8), f64::MIN_POSITIVE, 1.0)?;
+    within("train.label_smoothing", train.label_smoothing, 0.0, 0.99)?;
+    within("train.z_loss", train.z_loss, 0.0, 100.0)?;
+    within("train.grad_clip", train.grad_clip, 0.0, f64::MAX)?;
+    at_least("train.eval_tokens", train.eval_tokens, 1)?;
+    at_least("train.keep_last", train.keep_last, 1)?;
+    if train.schedule == "constant" && train.min_learning_rate != train.learning_rate {
+        return Err(bad(
+            "train.min_learning_rate has no effect with schedule = \"constant\": remove one of them",
+        ));
+    }
+    Ok(())
+}
+
+/// What "auto" comes to in this version.
+fn settle(value: String, auto: &str) -> String {
+    if value == "auto" { auto.into() } else { value }
+}
+
+fn largest_divisor(of: u64, at_most: u64) -> u64 {
+    (1..=at_most.min(of)).rev().find(|divisor| of.is_multiple_of(*divisor)).unwrap_or(1)
+}
