@@ -37,6 +37,28 @@ pub const PRESETS: [Preset; 13] = [
     preset("bert-base", Architecture::Encoder, [12, 12, 12], [768, 64, 3072, 512]),
 ];
 
+/// The keys of `[model]` that a preset decides.
+pub const PRESET_DECIDES: &[&str] = &[
+    "architecture",
+    "layers",
+    "heads",
+    "kv_heads",
+    "width",
+    "head_dim",
+    "mlp",
+    "mlp_width",
+    "context",
+    "bias",
+    "tied",
+    "qk_norm",
+    "norm_eps",
+    "rope_theta",
+    "rope_scaling",
+];
+
+/// The keys of `[model]` that a depth decides.
+pub const DEPTH_DECIDES: &[&str] = &["layers", "heads", "kv_heads", "width", "head_dim", "mlp_width"];
+
 /// What may be typed, in the order of the table.
 pub const NAMES: [&str; PRESETS.len()] = {
     let mut names = [""; PRESETS.len()];

@@ -1,6 +1,7 @@
 //! The configuration as it was typed: whichever keys a file and the command line give, and nothing else.
 
-use super::keys::{self, KEYS};
+use super::keys::{self, KEYS, Key};
+use super::presets::{DEPTH_DECIDES, PRESET_DECIDES};
 use super::values::{self, Value};
 use crate::failure::{Code, Failure, Place, Result};
 use std::collections::BTreeMap;
@@ -92,6 +93,17 @@ impl Typed {
                 (_, value) => drop(given.insert(key_idx, value)),
             }
         }
+        // A preset or depth that is given as a flag stands above the sizes of the file, as every flag does.
+        for (name, rival, decides) in
+            [("preset", "depth", PRESET_DECIDES), ("depth", "preset", DEPTH_DECIDES)]
+        {
+            if keys::find("model", name).is_some_and(|idx| given.contains_key(&idx)) {
+                self.0.retain(|&idx, _| {
+                    let Key { section, name, .. } = &KEYS[idx];
+                    *section != "model" || (*name != rival && !decides.contains(name))
+                });
+            }
+        }
         self.0.extend(given.into_iter().map(|(key_idx, value)| (key_idx, (value, Origin::Flag))));
         Ok(())
     }
@@ -115,12 +127,10 @@ impl Typed {
         }
         let typed = |key: &str| keys::find("model", key).and_then(|idx| self.0.get(&idx));
         match (section, typed("preset"), typed("depth")) {
-            ("model", Some((Value::Text(preset), _)), _) if !["dropout", "window"].contains(&name) => {
+            ("model", Some((Value::Text(preset), _)), _) if PRESET_DECIDES.contains(&name) => {
                 format!("preset {preset}")
             }
-            ("model", _, Some((Value::Count(depth), _)))
-                if !["architecture", "context", "dropout", "window"].contains(&name) =>
-            {
+            ("model", _, Some((Value::Count(depth), _))) if DEPTH_DECIDES.contains(&name) => {
                 format!("depth {depth}")
             }
             _ => "default".into(),
@@ -225,5 +235,28 @@ mod tests {
         let failure = typed.override_with(&[set("train.step", "7")]).unwrap_err();
         assert_eq!(failure.code(), Code::Usage);
         assert!(failure.to_string().contains("did you mean `train.steps`?"));
+    }
+
+    #[test]
+    fn a_depth_or_preset_on_the_command_line_stands_above_the_sizes_of_the_file() {
+        let file = "[model]\narchitecture = \"llama\"\nlayers = 2\nwidth = 32\ncontext = 16\ndropout = 0.1\n";
+        let typed = |flags: &[(&str, &str)]| {
+            let mut typed = Typed::parse(file, "c.toml", Path::new("/")).unwrap();
+            let flags: Vec<Override> = flags
+                .iter()
+                .map(|(path, value)| Override { path: (*path).into(), value: (*value).into() })
+                .collect();
+            typed.override_with(&flags).unwrap();
+            typed
+        };
+        let deep = typed(&[("model.depth", "3"), ("model.width", "96")]);
+        assert_eq!(deep.left_in("model").len(), 5);
+        assert_eq!(deep.source("model", "layers"), "depth 3");
+        assert_eq!(deep.source("model", "width"), "flag");
+        assert_eq!(deep.source("model", "context"), "line 5");
+        let named = typed(&[("model.preset", "gpt2")]);
+        assert_eq!(named.left_in("model"), ["model.preset", "model.dropout"]);
+        assert_eq!(named.source("model", "context"), "preset gpt2");
+        assert_eq!(named.source("model", "dropout"), "line 6");
     }
 }
