@@ -21,12 +21,14 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
 
 /// A buffered file under a temporary name beside its final one, which [`commit`](Self::commit) gives it.
 ///
-/// Dropped without commit, the temporary file is removed and the final name is untouched.
+/// Dropped without commit, the temporary file is removed and the final name is untouched. A link is followed, so
+/// that what it names is replaced and not the link; a device or a pipe cannot be replaced and is written directly.
 #[derive(Debug)]
 pub struct StagedFile {
     /// `None` only after `commit` has taken it.
     file: Option<BufWriter<File>>,
-    staged_path: PathBuf,
+    /// `None` for a device or a pipe.
+    staged_path: Option<PathBuf>,
     final_path: PathBuf,
 }
 
@@ -36,6 +38,19 @@ const MAX_NAME_ATTEMPTS: u32 = 10_000;
 impl StagedFile {
     /// Opens a temporary file in the folder of `path`, which must exist.
     pub fn create(path: &Path) -> io::Result<Self> {
+        let followed = match fs::symlink_metadata(path) {
+            Ok(found) if found.is_symlink() => fs::canonicalize(path).ok(),
+            _ => None,
+        };
+        let path = followed.as_deref().unwrap_or(path);
+        match fs::metadata(path) {
+            Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(found) if !found.is_file() => {
+                let file = Some(BufWriter::new(OpenOptions::new().write(true).open(path)?));
+                return Ok(Self { file, staged_path: None, final_path: path.to_owned() });
+            }
+            _ => {}
+        }
         let name = path.file_name().ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no file name", path.display()))
         })?;
@@ -47,7 +62,7 @@ impl StagedFile {
             match OpenOptions::new().read(true).write(true).create_new(true).open(&staged_path) {
                 Ok(file) => {
                     let file = Some(BufWriter::new(file));
-                    return Ok(Self { file, staged_path, final_path: path.to_owned() });
+                    return Ok(Self { file, staged_path: Some(staged_path), final_path: path.to_owned() });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -63,8 +78,9 @@ impl StagedFile {
     pub fn commit(mut self) -> io::Result<()> {
         let file = self.writer()?.get_ref().try_clone()?;
         self.writer()?.flush()?;
+        let Some(staged_path) = &self.staged_path else { return Ok(()) };
         file.sync_all()?;
-        fs::rename(&self.staged_path, &self.final_path)?;
+        fs::rename(staged_path, &self.final_path)?;
         self.file = None;
         match self.final_path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => sync_dir(folder),
@@ -95,9 +111,9 @@ impl Seek for StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        if self.file.take().is_some() {
+        if let (Some(_), Some(staged_path)) = (self.file.take(), &self.staged_path) {
             // Nothing can be reported from here, and a leftover is harmless: it is never read.
-            let _ = fs::remove_file(&self.staged_path);
+            let _ = fs::remove_file(staged_path);
         }
     }
 }
@@ -134,6 +150,33 @@ mod tests {
         drop(staged);
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names_in(folder.path()), ["a.json"]);
+    }
+
+    #[test]
+    fn a_folder_is_refused_before_anything_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = StagedFile::create(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_link_is_followed_and_a_device_is_written_in_place() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let (link, file) = (folder.path().join("link"), folder.path().join("file"));
+        write(&file, b"old").unwrap();
+        symlink(&file, &link).unwrap();
+        write(&link, b"new").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+
+        // Through a link, so that a mistake here replaces the link and not a device of the machine.
+        let null = folder.path().join("null");
+        symlink("/dev/null", &null).unwrap();
+        write(&null, b"gone").unwrap();
+        assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+        assert_eq!(names_in(folder.path()), ["file", "link", "null"]);
     }
 
     #[test]
