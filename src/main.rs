@@ -3,6 +3,7 @@
 mod cli;
 mod config;
 mod failure;
+mod run_lock;
 mod show;
 mod signals;
 mod stages;

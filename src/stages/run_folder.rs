@@ -8,21 +8,26 @@
 //! checkpoints/step-NNNNNNNN a Hugging Face folder and the trainer's state
 //! samples/step-NNNNNNNN.txt what the model wrote
 //! log.txt                   what was told on the way
+//! run.lock                  locked while a process writes here
 //! ```
 
 use crate::config::Config;
 use crate::failure::{Code, Failure, Result};
+use crate::run_lock::RunLock;
 use crate::show::Show;
 use ironmill_model::checkpoint;
 use ironmill_text::durable;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A run folder on disk.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
     path: PathBuf,
+    /// Held by whoever may write here; those who only read have none.
+    _lock: Option<Arc<RunLock>>,
 }
 
 impl RunFolder {
@@ -31,8 +36,8 @@ impl RunFolder {
     /// Once there is a checkpoint, only what does not change its meaning may differ from the stored configuration. What was
     /// left to the machine and decided when the run began stays decided, also on another machine.
     pub fn open_or_create(path: &Path, mut config: Config, show: &Show) -> Result<(RunFolder, Config)> {
-        let run = RunFolder { path: path.to_path_buf() };
         std::fs::create_dir_all(path).map_err(|error| Failure::write(path, &error))?;
+        let run = RunFolder { _lock: Some(Arc::new(RunLock::take(path, show)?)), ..RunFolder::at(path) };
         if run.exists() {
             let stored = Config::load(&run.config_path(), &[])?;
             if config.train.recompute == "auto" && run.has_checkpoint()? {
@@ -52,7 +57,7 @@ impl RunFolder {
 
     /// A folder that may or may not hold a run.
     pub fn at(path: &Path) -> RunFolder {
-        RunFolder { path: path.to_path_buf() }
+        RunFolder { path: path.to_path_buf(), _lock: None }
     }
 
     /// Whether there is a run.
