@@ -61,6 +61,26 @@ pub enum Code {
     OutOfMemory = 81,
 }
 
+impl Code {
+    /// The code as a word, for programs that read JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::Failed => "failed",
+            Code::Usage => "usage",
+            Code::BadData => "bad_data",
+            Code::NoInput => "no_input",
+            Code::NoDevice => "no_device",
+            Code::OurBug => "our_bug",
+            Code::CannotWrite => "cannot_write",
+            Code::Io => "io",
+            Code::Stopped => "stopped",
+            Code::BadConfig => "bad_config",
+            Code::Diverged => "diverged",
+            Code::OutOfMemory => "out_of_memory",
+        }
+    }
+}
+
 impl Failure {
     /// A failure with its exit code.
     pub fn new(code: Code, message: impl Into<String>) -> Failure {
@@ -80,6 +100,17 @@ impl Failure {
             io::ErrorKind::NotFound => {
                 Failure::new(Code::NoInput, format!("cannot find {shown}: check the name"))
             }
+            io::ErrorKind::IsADirectory => {
+                Failure::new(Code::NoInput, format!("{shown} is a folder: give the name of a file"))
+            }
+            io::ErrorKind::NotADirectory => {
+                let advice = "a part of its path is a file and no folder; check the name";
+                Failure::new(Code::NoInput, format!("cannot find {shown}: {advice}"))
+            }
+            io::ErrorKind::InvalidData => {
+                let advice = "check that it is the file you mean, or convert it";
+                Failure::new(Code::BadData, format!("{shown} is not UTF-8 text: {advice}"))
+            }
             _ => Failure::new(
                 Code::Io,
                 format!("cannot read {shown} ({error}): check the permissions and the disk"),
@@ -89,17 +120,29 @@ impl Failure {
 
     /// A file or folder that cannot be written.
     pub fn write(path: &Path, error: &io::Error) -> Failure {
-        let advice = "check that the folder exists, is writable and has space";
+        let advice = match error.kind() {
+            io::ErrorKind::IsADirectory => "it is a folder; give the name of a file",
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+                "a file stands where a folder is needed; choose another name"
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "free some space, or choose another disk"
+            }
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                "choose a folder that you may write to, or change its permissions"
+            }
+            _ => "check that the folder exists, is writable and has space",
+        };
         Failure::new(Code::CannotWrite, format!("cannot write {} ({error}): {advice}", path.display()))
     }
 
-    /// An end without a message, when nobody reads the output any more.
-    pub fn silent(code: Code) -> Failure {
-        Failure::new(code, "")
+    /// An end without a message: nobody reads the output any more, so whoever did has all that was wanted.
+    pub fn unread() -> Failure {
+        Failure::new(Code::Io, "")
     }
 
-    /// Whether there is nothing to say.
-    pub fn is_silent(&self) -> bool {
+    /// Whether the program ends because nobody reads its output.
+    pub fn is_unread(&self) -> bool {
         self.message.is_empty()
     }
 
@@ -154,8 +197,20 @@ impl From<ironmill_data::Error> for Failure {
             Class::BadSetting => Code::BadConfig,
             _ => Code::Failed,
         };
-        Failure::new(code, error.to_string())
+        match error {
+            // These are the library's words for any file; the kind of the problem allows better advice.
+            ironmill_data::Error::Read { ref path, ref source } if is_wrong_type(source) => {
+                Failure::read(path, source)
+            }
+            ironmill_data::Error::Write { ref path, ref source } => Failure::write(path, source),
+            error => Failure::new(code, error.to_string()),
+        }
     }
+}
+
+/// Whether a file was asked for where a folder is, or the other way round.
+fn is_wrong_type(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory)
 }
 
 impl From<ironmill_model::Error> for Failure {
@@ -165,6 +220,7 @@ impl From<ironmill_model::Error> for Failure {
             Error::Data(error) => return error.into(),
             Error::Graph(error) => return error.into(),
             Error::Model { .. } | Error::Setting { .. } => Code::BadConfig,
+            Error::NotAModel { ref path, .. } if !path.exists() => Code::NoInput,
             Error::Damaged { .. } | Error::NotAModel { .. } | Error::OtherShape { .. } | Error::Prompt(_) => {
                 Code::BadData
             }
@@ -203,6 +259,9 @@ impl From<ironmill_compute::Error> for Failure {
 
 impl From<ironmill_text::Error> for Failure {
     fn from(error: ironmill_text::Error) -> Failure {
+        if let ironmill_text::Error::Write { path, source } = &error {
+            return Failure::write(path, source);
+        }
         Failure::new(text_code(&error), error.to_string())
     }
 }
@@ -211,6 +270,7 @@ fn text_code(error: &ironmill_text::Error) -> Code {
     use ironmill_text::Error;
     match error {
         Error::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Code::NoInput,
+        Error::Read { source, .. } if is_wrong_type(source) => Code::NoInput,
         // A file that is not even text is a wrong file rather than a broken disk.
         Error::Read { source, .. } if source.kind() == io::ErrorKind::InvalidData => Code::BadData,
         Error::Read { .. } => Code::Io,
@@ -245,5 +305,20 @@ mod tests {
         let code = |kind| Failure::read(Path::new("x"), &io::Error::from(kind)).code();
         assert_eq!(code(io::ErrorKind::NotFound), Code::NoInput);
         assert_eq!(code(io::ErrorKind::PermissionDenied), Code::Io);
+        assert_eq!(code(io::ErrorKind::IsADirectory), Code::NoInput);
+    }
+
+    #[test]
+    fn the_advice_on_an_output_fits_the_problem() {
+        for (kind, advice) in [
+            (io::ErrorKind::StorageFull, "free some space"),
+            (io::ErrorKind::PermissionDenied, "may write to"),
+            (io::ErrorKind::NotADirectory, "choose another name"),
+            (io::ErrorKind::IsADirectory, "name of a file"),
+            (io::ErrorKind::NotFound, "folder exists"),
+        ] {
+            let said = Failure::write(Path::new("x"), &io::Error::from(kind)).to_string();
+            assert!(said.contains(advice), "{said}");
+        }
     }
 }

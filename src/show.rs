@@ -95,7 +95,7 @@ impl Show {
     pub fn output(&self, bytes: &[u8]) -> Result<()> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
-            io::ErrorKind::BrokenPipe => Failure::silent(Code::Io),
+            io::ErrorKind::BrokenPipe => Failure::unread(),
             _ => Failure::new(Code::Io, format!("cannot write to stdout ({error}): check where it goes")),
         })
     }
@@ -133,15 +133,24 @@ impl Show {
 
     /// The end of a program that failed.
     pub fn failure(&self, failure: &Failure) {
-        if failure.is_silent() {
+        if failure.is_unread() {
             return;
         }
         let text = format!("\x1b[1;31merror:\x1b[0m {failure}{}", self.snippet(failure));
-        let exit_code = failure.code() as u8;
-        self.line(
-            &text,
-            || json!({"event": "error", "message": failure.to_string(), "exit_code": exit_code}),
-        );
+        self.line(&text, || {
+            let code = failure.code();
+            let mut object = json!({
+                "event": "error",
+                "code": code.name(),
+                "exit_code": code as u8,
+                "message": failure.to_string(),
+            });
+            if let Some(place) = failure.place() {
+                object["file"] = place.source.name().into();
+                object["line"] = place.line.into();
+            }
+            object
+        });
     }
 
     /// One step of training. A validation loss is always shown; other steps every so often.

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::config::{Config, Typed};
 use crate::failure::Result;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
 /// The commands on configurations.
@@ -46,24 +46,57 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
 
 fn show(context: &Context, args: &Args) -> Result<()> {
     let typed = Typed::load(&args.config, &context.overrides)?;
-    let config = Config::resolve(typed.clone())?;
-    let object = serde_json::to_value(&config).unwrap_or_default();
-    context.show.result(&with_origins(&config.to_toml()?, &typed), &object)
+    let values = serde_json::to_value(Config::resolve(typed.clone())?).unwrap_or_default();
+    let mut origins = Map::new();
+    let text = with_origins(&values, &typed, &mut origins);
+    context.show.result(&text, &json!({"config": args.config, "values": values, "origins": origins}))
 }
 
-/// The TOML with a remark behind every value.
-fn with_origins(toml: &str, typed: &Typed) -> String {
-    let mut section = "";
+/// The resolved configuration as TOML that reads back to itself, with a remark behind every value.
+fn with_origins(values: &Value, typed: &Typed, origins: &mut Map<String, Value>) -> String {
     let mut lines = Vec::new();
-    for line in toml.lines() {
-        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            section = name;
-        }
-        let origin = line.split_once(" = ").map(|(name, _)| typed.source(section, name));
-        lines.push(match origin {
-            Some(origin) => format!("{line:44}  # {origin}"),
-            None => line.to_string(),
-        });
+    for (name, value) in values.as_object().into_iter().flatten() {
+        let Value::Object(section) = value else {
+            lines.push(line("", name, value, typed, origins));
+            continue;
+        };
+        lines.push(format!("\n[{name}]"));
+        lines.extend(section.iter().map(|(key, value)| line(name, key, value, typed, origins)));
     }
     lines.join("\n")
+}
+
+fn line(section: &str, name: &str, value: &Value, typed: &Typed, origins: &mut Map<String, Value>) -> String {
+    let origin = typed.source(section, name);
+    let path = if section.is_empty() { name.to_string() } else { format!("{section}.{name}") };
+    origins.insert(path, origin.clone().into());
+    format!("{:44}  # {origin}", format!("{name} = {}", as_toml(value)))
+}
+
+/// A value on one line of TOML. JSON writes numbers and lists as TOML does, and texts but for one character.
+fn as_toml(value: &Value) -> String {
+    value.to_string().replace('\u{7f}', "\\u007f")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_stays_on_its_line_and_reads_back() {
+        for value in [
+            json!("a\nb\t\"c\" \\ \u{7f}\u{1} # é = [x]"),
+            json!(["one", "two = 3"]),
+            json!(3e-4),
+            json!(1e21),
+            json!(0.0),
+            json!(true),
+            json!(u32::MAX),
+        ] {
+            let written = as_toml(&value);
+            assert!(!written.contains('\n'), "{written}");
+            let back: toml::Table = toml::from_str(&format!("x = {written}")).unwrap();
+            assert_eq!(serde_json::to_value(&back["x"]).unwrap(), value, "{written}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use ironmill_data::{BadUtf8, InputOptions, Inputs, PrepareOptions, Split, Summary, inspect, verify};
 use ironmill_text::Tokenizer;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The commands on data sets.
 #[derive(clap::Subcommand)]
@@ -134,6 +134,15 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     }
 }
 
+/// Refuses what is no folder in words that say what is wanted.
+fn check_is_folder(dir: &Path) -> Result<()> {
+    if !dir.exists() || dir.is_dir() {
+        return Ok(());
+    }
+    let message = format!("{} is not a folder: give the --out of `ironmill data prepare`", dir.display());
+    Err(Failure::new(Code::NoInput, message))
+}
+
 fn run_prepare(context: &Context, args: &PrepareArgs) -> Result<()> {
     let tokenizer = Tokenizer::load(&args.tokenizer)?;
     let inputs = args.reading.find(&args.inputs)?;
@@ -159,6 +168,7 @@ fn split_counts(prepared: &PreparedData, split: Split) -> serde_json::Value {
 }
 
 fn run_verify(context: &Context, args: &VerifyArgs) -> Result<()> {
+    check_is_folder(&args.dir)?;
     let report = verify(&args.dir, &context.show)?;
     let text = format!(
         "{}: all right; {}, {}, {}, {} tokens in {}",
@@ -182,6 +192,7 @@ fn run_verify(context: &Context, args: &VerifyArgs) -> Result<()> {
 }
 
 fn run_inspect(context: &Context, args: &InspectArgs) -> Result<()> {
+    check_is_folder(&args.dir)?;
     let summary = inspect(&args.dir)?;
     let tokenizer = find_tokenizer(context, args, &summary)?;
     let samples = decode_samples(&summary, tokenizer.as_ref())?;

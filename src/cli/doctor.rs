@@ -1,17 +1,20 @@
 //! `ironmill doctor`: what this machine has, and what this program makes of it.
 
-use super::Context;
+mod machine;
+mod measure;
+
+use super::{Context, target};
 use crate::failure::Result;
 use crate::show::numbers::bytes;
-use crate::stages::model::device;
-use ironmill_compute::{DType, Device, HostData, Kernel, Launch, Op, TensorType, View};
-use serde_json::json;
-use std::hint::black_box;
-use std::time::Instant;
+use ironmill_compute::{Cpu, Device};
+use serde_json::{Value, json};
+use std::path::Path;
 
 /// The flags of `doctor`.
 #[derive(clap::Args)]
 #[command(after_help = "\
+The rates are measured in about two seconds; another program that runs at the same time lowers them.
+
 Examples:
   ironmill doctor
   ironmill doctor --json
@@ -21,103 +24,119 @@ pub struct Args {}
 /// Looks at the machine and measures it for a moment.
 pub fn run(context: &Context, _args: &Args) -> Result<()> {
     context.refuse_overrides("doctor")?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let memory = memory_bytes();
-    let mut cpu = device("cpu", context.threads)?;
-    let described = cpu.describe();
-    let flops_per_s = measure_products(cpu.as_mut())?;
-    let copy_bytes_per_s = measure_copy(context.threads);
-    let version = env!("CARGO_PKG_VERSION");
-    let platform = format!("{} on {}", std::env::consts::ARCH, std::env::consts::OS);
-    let build = if cfg!(debug_assertions) { "debug, slow: build with --release" } else { "release" };
-
-    let text = format!(
-        "ironmill   {version} ({build})\n\
-         machine    {platform}, {cores} cores, {} of memory\n\
-         devices    {described}\n\
-         {:10} reference: textbook loops, for checking\n\
-         {:10} CUDA is not available in this version\n\
-         measured   {:.1} GFLOP/s in fp32 products, {}/s copied, by {} threads\n",
-        memory.map_or("unknown size".into(), bytes),
-        "",
-        "",
-        flops_per_s / 1e9,
-        bytes(copy_bytes_per_s as u64),
-        context.threads,
-    );
-    let object = json!({
-        "version": version,
-        "build": build,
-        "arch": std::env::consts::ARCH,
-        "os": std::env::consts::OS,
-        "cores": cores,
-        "threads": context.threads,
-        "memory_bytes": memory,
-        "cpu": described,
-        "flops_per_s": flops_per_s,
-        "copy_bytes_per_s": copy_bytes_per_s,
-        "devices": ["cpu", "reference"],
-    });
-    context.show.result(&text, &object)
+    let found = Findings::collect(context.threads)?;
+    context.show.result(&found.to_text(), &found.to_json())
 }
 
-#[cfg(target_os = "linux")]
-fn memory_bytes() -> Option<u64> {
-    let info = rustix::system::sysinfo();
-    Some(info.totalram as u64 * u64::from(info.mem_unit))
+struct Findings {
+    system: String,
+    processor: Option<String>,
+    cores: usize,
+    threads: usize,
+    instructions: Vec<&'static str>,
+    kernels: String,
+    memory: machine::Memory,
+    flops_per_s: f64,
+    read_bytes_per_s: f64,
+    cache: Option<std::path::PathBuf>,
+    free_disk_bytes: Option<u64>,
+    cuda: Vec<(&'static str, std::path::PathBuf)>,
 }
 
-#[cfg(not(target_os = "linux"))]
-fn memory_bytes() -> Option<u64> {
-    None
-}
-
-/// Floating-point operations a second of the device's matrix product, the best of a few.
-fn measure_products(device: &mut dyn Device) -> Result<f64> {
-    // As large as the products of a small model, and long enough to fill every thread.
-    const SIZE: usize = 768;
-    const ROUNDS: usize = 10;
-    let of = TensorType::new(&[SIZE, SIZE], DType::F32);
-    let mut place = || -> Result<View> {
-        let buffer = device.allocate(SIZE * SIZE * device.element_bytes(DType::F32))?;
-        let view = View { buffer, offset_bytes: 0, of };
-        device.upload(&view, HostData::F32(&vec![0.5; SIZE * SIZE]))?;
-        Ok(view)
-    };
-    let (x, w, y) = (place()?, place()?, place()?);
-    let product =
-        Launch { kernel: Kernel::Op(Op::Linear { bias: false }), inputs: vec![x, w], outputs: vec![y] };
-    let sequence = device.bind(&[product])?;
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        let started = Instant::now();
-        device.run(sequence)?;
-        best = best.min(started.elapsed().as_secs_f64());
+impl Findings {
+    fn collect(threads: usize) -> Result<Findings> {
+        let mut cpu = Cpu::new(threads)?;
+        let memory = machine::memory();
+        Ok(Findings {
+            system: machine::system(),
+            processor: machine::processor(),
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            threads,
+            instructions: machine::instructions(),
+            kernels: cpu.instruction_set().to_string(),
+            flops_per_s: measure::products(&mut cpu as &mut dyn Device)?,
+            read_bytes_per_s: measure::reading(threads, memory.available.unwrap_or_default())?,
+            memory,
+            cache: machine::cache_folder(),
+            free_disk_bytes: machine::free_disk_bytes(Path::new(".")),
+            cuda: machine::cuda_libraries(),
+        })
     }
-    Ok(2.0 * (SIZE as f64).powi(3) / best.max(1e-9))
-}
 
-/// Bytes read and written a second when every thread copies from one large buffer to another.
-fn measure_copy(threads: usize) -> f64 {
-    // Far larger than any cache, small enough for any machine.
-    const BUFFER_BYTES: usize = 64 << 20;
-    const ROUNDS: usize = 8;
-    let share = BUFFER_BYTES / threads;
-    let started = Instant::now();
-    let seconds: f64 = std::thread::scope(|scope| {
-        let copy = || {
-            let from = vec![1u8; share];
-            let mut to = vec![0u8; share];
-            let started = Instant::now();
-            for _ in 0..ROUNDS {
-                to.copy_from_slice(black_box(&from));
-                black_box(&mut to);
-            }
-            started.elapsed().as_secs_f64()
+    fn to_text(&self) -> String {
+        let size = |size: Option<u64>| size.map_or("unknown".into(), bytes);
+        let instructions = match self.instructions.is_empty() {
+            true => "none known".to_string(),
+            false => self.instructions.join(", "),
         };
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(copy)).collect();
-        workers.into_iter().filter_map(|worker| worker.join().ok()).fold(0.0, f64::max)
-    });
-    let seconds = if seconds > 0.0 { seconds } else { started.elapsed().as_secs_f64() };
-    (2 * share * threads * ROUNDS) as f64 / seconds.max(1e-9)
+        let cache = match &self.cache {
+            Some(path) if path.is_dir() => path.display().to_string(),
+            Some(path) => format!("{} (not there yet)", path.display()),
+            None => "unknown: set XDG_CACHE_HOME or HOME".into(),
+        };
+        let cuda = match self.cuda.is_empty() {
+            true => "no libraries found; not used in this version".to_string(),
+            false => {
+                let paths: Vec<String> =
+                    self.cuda.iter().map(|(_, path)| path.display().to_string()).collect();
+                format!("{} found; not used in this version", paths.join(", "))
+            }
+        };
+        let rows = [
+            ("ironmill", format!("{}, {}", env!("CARGO_PKG_VERSION"), target())),
+            ("system", self.system.clone()),
+            (
+                "processor",
+                format!(
+                    "{}, {} cores",
+                    self.processor.as_deref().unwrap_or(std::env::consts::ARCH),
+                    self.cores
+                ),
+            ),
+            ("vectors", format!("{instructions}; kernels use {}", self.kernels)),
+            ("memory", format!("{}, {} available", size(self.memory.total), size(self.memory.available))),
+            ("disk", format!("{} free in this folder", size(self.free_disk_bytes))),
+            ("cache", cache),
+            ("devices", "cpu; reference, textbook loops for checking".into()),
+            ("CUDA", cuda),
+            (
+                "measured",
+                format!(
+                    "{:.1} GFLOP/s in fp32 products, {}/s read from memory, by {} threads",
+                    self.flops_per_s / 1e9,
+                    bytes(self.read_bytes_per_s as u64),
+                    self.threads
+                ),
+            ),
+        ];
+        let mut text: String = rows.iter().map(|(name, row)| format!("{name:10} {row}\n")).collect();
+        if cfg!(debug_assertions) {
+            text += "advice     this is a debug build: build with --release for full speed\n";
+        }
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let cuda: Vec<Value> =
+            self.cuda.iter().map(|(name, path)| json!({"library": name, "path": path})).collect();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+            "is_release": !cfg!(debug_assertions),
+            "system": self.system,
+            "processor": self.processor,
+            "cores": self.cores,
+            "threads": self.threads,
+            "instructions": self.instructions,
+            "kernels": self.kernels,
+            "memory_bytes": self.memory.total,
+            "available_memory_bytes": self.memory.available,
+            "free_disk_bytes": self.free_disk_bytes,
+            "cache": self.cache,
+            "devices": ["cpu", "reference"],
+            "cuda": {"libraries": cuda, "is_used": false},
+            "flops_per_s": self.flops_per_s,
+            "read_bytes_per_s": self.read_bytes_per_s,
+        })
+    }
 }

@@ -1,9 +1,12 @@
 //! The command line: a file per command, and the way from arguments to an exit code.
 
+mod completions;
 mod config;
 mod data;
 mod doctor;
 mod eval;
+mod key_flags;
+mod man;
 mod overrides;
 mod sample;
 mod tokenizer;
@@ -20,12 +23,17 @@ use std::process::ExitCode;
 
 /// Raw text to a trained language model.
 #[derive(Parser)]
-#[command(name = "ironmill", version, about, long_about = None, max_term_width = 110, subcommand_required = true)]
+#[command(name = "ironmill", version, long_version = long_version(), about, long_about = None)]
+#[command(max_term_width = 110, subcommand_required = true)]
 #[command(after_help = "\
 Examples:
   ironmill run examples/quickstart.toml
   ironmill run examples/quickstart.toml --data.input my.txt --out runs/mine
   ironmill sample runs/quickstart --prompt 'Once there was'
+
+Results go to stdout; progress, notes, warnings and errors go to stderr. With --json every line of both is a JSON
+object; those on stderr have an \"event\": progress, finished, step, sample, note, warning or error, and an error has
+a \"code\", an \"exit_code\" and a \"message\".
 
 Exit codes: 0 done; 1 failed; 2 usage; 65 bad data; 66 no input; 69 device missing; 70 our bug;
 73 cannot write; 74 I/O; 75 stopped by a signal, can be resumed; 78 bad configuration; 80 diverged;
@@ -40,12 +48,12 @@ struct Cli {
 #[derive(clap::Args)]
 struct Global {
     /// Threads to use [default: one a core]
-    #[arg(long, global = true, value_name = "N")]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// No progress and no notes
     #[arg(long, short, global = true)]
     quiet: bool,
-    /// Progress and results as JSON lines
+    /// Results as JSON lines on stdout, and progress, notes and errors as JSON lines on stderr
     #[arg(long, global = true)]
     json: bool,
     /// No colour (also NO_COLOR)
@@ -77,6 +85,10 @@ enum Command {
     Config(config::Command),
     /// What this machine has, and what this program makes of it
     Doctor(doctor::Args),
+    /// A script that completes commands, flags and keys in a shell
+    Completions(completions::Args),
+    /// Manual pages, one a command
+    Man(man::Args),
 }
 
 /// What every command is given.
@@ -131,7 +143,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     let style =
         Style { json: global.json, quiet: global.quiet, verbose: global.verbose, no_color: global.no_color };
     let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let threads = global.threads.map_or_else(cores, NonZeroUsize::get);
+    let threads = global.threads.map_or_else(cores, usize::from);
     let context = Context { show: Show::new(style), threads, overrides };
     run(&context, cli.command)
 }
@@ -147,9 +159,12 @@ fn run(context: &Context, command: Command) -> ExitCode {
         Command::Sample(args) => sample::run(context, &args),
         Command::Config(command) => config::run(context, command),
         Command::Doctor(args) => doctor::run(context, &args),
+        Command::Completions(args) => completions::run(context, &args),
+        Command::Man(args) => man::run(context, &args),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if failure.is_unread() => ExitCode::SUCCESS,
         Err(failure) => {
             context.show.failure(&failure);
             failure.code().into()
@@ -175,6 +190,31 @@ fn without_panic(work: impl FnOnce() -> Result<()>) -> Result<()> {
         );
         Err(Failure::new(Code::OurBug, message))
     })
+}
+
+/// The version, what it was built for, and what it can run on.
+fn long_version() -> String {
+    format!(
+        "{}\n{}\ndevices: cpu, reference; CUDA is not used in this version",
+        env!("CARGO_PKG_VERSION"),
+        target()
+    )
+}
+
+/// What this program was built for: the platform, the instructions that every part of it may use, and how.
+fn target() -> String {
+    let mut always = Vec::new();
+    for (name, is_on) in [
+        ("sse4.2", cfg!(target_feature = "sse4.2")),
+        ("avx2", cfg!(target_feature = "avx2")),
+        ("avx512f", cfg!(target_feature = "avx512f")),
+        ("neon", cfg!(target_feature = "neon")),
+    ] {
+        always.extend(is_on.then_some(name));
+    }
+    let always = if always.is_empty() { String::new() } else { format!(" with {}", always.join(", ")) };
+    let build = if cfg!(debug_assertions) { "debug build" } else { "release build" };
+    format!("target: {}-{}{always}, {build}", std::env::consts::ARCH, std::env::consts::OS)
 }
 
 /// Reads a count or size of a flag.

@@ -1,13 +1,17 @@
-//! `ironmill tokenizer`: train, encode, decode.
+//! `ironmill tokenizer`: train, encode, decode, inspect.
+
+mod inspect;
 
 use super::{Context, parse_count};
 use crate::config::TokenizerTraining;
 use crate::failure::{Code, Failure, Result};
+use crate::show::numbers::{bytes, counted};
 use crate::stages::tokenizer::{Counting, kind_name, train};
 use clap::ValueEnum;
 use ironmill_text::{Tokenizer, durable};
 use serde_json::json;
 use std::io::{Read, Write};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -39,6 +43,13 @@ Examples:
   ironmill tokenizer decode --tokenizer tokenizer.json book.u32 --out book.txt
   ironmill tokenizer decode --tokenizer tokenizer.json book.bin --width u16")]
     Decode(DecodeArgs),
+    /// Show what a tokenizer is, and how well it compresses a text
+    #[command(after_help = "\
+Examples:
+  ironmill tokenizer inspect tokenizer.json
+  ironmill tokenizer inspect tokenizer.json --text book.txt poems.txt
+  ironmill tokenizer inspect tokenizer.json --longest 50 --json")]
+    Inspect(inspect::InspectArgs),
 }
 
 /// The flags of `tokenizer train`.
@@ -70,7 +81,7 @@ pub struct TrainArgs {
     ties: TiesName,
     /// The longest token, in bytes
     #[arg(long, value_name = "N")]
-    max_token_length: Option<usize>,
+    max_token_length: Option<NonZeroUsize>,
     /// Train line by line, as Hugging Face's file reader does
     #[arg(long)]
     lines: bool,
@@ -150,6 +161,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Train(args) => run_train(context, &args),
         Command::Encode(args) => run_encode(context, &args),
         Command::Decode(args) => run_decode(context, &args),
+        Command::Inspect(args) => inspect::run(context, &args),
     }
 }
 
@@ -170,8 +182,11 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
     };
     check_can_write(&args.out)?;
     let inputs = args.reading.find(&args.inputs)?;
-    let counting =
-        Counting { by_lines: args.lines, max_token_length: args.max_token_length, threads: context.threads };
+    let counting = Counting {
+        by_lines: args.lines,
+        max_token_length: args.max_token_length.map(NonZeroUsize::get),
+        threads: context.threads,
+    };
     // There is nothing to save half-way, so a signal ends the program in the system's own way.
     let never = AtomicBool::new(false);
     let trained = train(&inputs, &settings, counting, &context.show, &never)?;
@@ -189,6 +204,7 @@ fn run_encode(context: &Context, args: &EncodeArgs) -> Result<()> {
     let tokenizer = Tokenizer::load(&args.tokenizer)?;
     let mut ids = Vec::new();
     let mut file = args.out.as_deref().map(OutputFile::create).transpose()?;
+    let (mut n_bytes, mut n_tokens) = (0, 0);
     for input in or_stdin(&args.inputs) {
         let text = read_input(&input)?;
         ids.clear();
@@ -197,10 +213,9 @@ fn run_encode(context: &Context, args: &EncodeArgs) -> Result<()> {
         } else {
             tokenizer.encode(&text, &mut ids)
         }
-        .map_err(|error| {
-            let failure = Failure::from(error);
-            Failure::new(failure.code(), format!("{}: {failure}", shown(&input)))
-        })?;
+        .map_err(|error| in_file(&input, error.into()))?;
+        n_bytes += text.len() as u64;
+        n_tokens += ids.len() as u64;
         match &mut file {
             Some(file) => file.write(&raw_numbers(&ids, args.width)?)?,
             None => {
@@ -209,17 +224,21 @@ fn run_encode(context: &Context, args: &EncodeArgs) -> Result<()> {
             }
         }
     }
-    file.map_or(Ok(()), OutputFile::commit)
+    let Some(file) = file else { return Ok(()) };
+    let written = file.commit()?;
+    let text = format!("{}: {} from {}", written.display(), counted(n_tokens, "token"), bytes(n_bytes));
+    context.show.result(&text, &json!({"file": written, "tokens": n_tokens, "bytes": n_bytes}))
 }
 
 fn run_decode(context: &Context, args: &DecodeArgs) -> Result<()> {
     let tokenizer = Tokenizer::load(&args.tokenizer)?;
     let mut file = args.out.as_deref().map(OutputFile::create).transpose()?;
+    let (mut n_bytes, mut n_tokens) = (0, 0);
     for input in or_stdin(&args.inputs) {
-        let in_file =
-            |failure: Failure| Failure::new(failure.code(), format!("{}: {failure}", shown(&input)));
-        let ids = parse_ids(&read_input(&input)?, args.width).map_err(in_file)?;
-        let text = tokenizer.decode(&ids).map_err(|error| in_file(error.into()))?;
+        let ids = parse_ids(&read_input(&input)?, args.width).map_err(|failure| in_file(&input, failure))?;
+        let text = tokenizer.decode(&ids).map_err(|error| in_file(&input, error.into()))?;
+        n_bytes += text.len() as u64;
+        n_tokens += ids.len() as u64;
         match &mut file {
             Some(file) => file.write(&text)?,
             None if context.show.is_json() => {
@@ -229,7 +248,15 @@ fn run_decode(context: &Context, args: &DecodeArgs) -> Result<()> {
             None => context.show.output(&text)?,
         }
     }
-    file.map_or(Ok(()), OutputFile::commit)
+    let Some(file) = file else { return Ok(()) };
+    let written = file.commit()?;
+    let text = format!("{}: {} from {}", written.display(), bytes(n_bytes), counted(n_tokens, "token"));
+    context.show.result(&text, &json!({"file": written, "tokens": n_tokens, "bytes": n_bytes}))
+}
+
+/// The same failure, with the input that it is about.
+fn in_file(input: &Path, failure: Failure) -> Failure {
+    Failure::new(failure.code(), format!("{}: {failure}", shown(input)))
 }
 
 fn raw_numbers(ids: &[u32], width: Width) -> Result<Vec<u8>> {
@@ -317,8 +344,10 @@ impl OutputFile {
         self.staged.write_all(bytes).map_err(|error| Failure::write(&self.path, &error))
     }
 
-    fn commit(self) -> Result<()> {
-        self.staged.commit().map_err(|error| Failure::write(&self.path, &error))
+    /// Gives the file its name, and says which that is.
+    fn commit(self) -> Result<PathBuf> {
+        self.staged.commit().map_err(|error| Failure::write(&self.path, &error))?;
+        Ok(self.path)
     }
 }
 
@@ -330,8 +359,8 @@ mod tests {
     fn raw_numbers_read_back_in_both_widths() {
         let ids = [0, 1, 300, 65_535];
         for width in [Width::U32, Width::U16] {
-            let bytes = raw_numbers(&ids, width).unwrap();
-            assert_eq!(parse_ids(&bytes, Some(width)).unwrap(), ids);
+            let raw = raw_numbers(&ids, width).unwrap();
+            assert_eq!(parse_ids(&raw, Some(width)).unwrap(), ids);
         }
         assert_eq!(raw_numbers(&[65_536], Width::U16).unwrap_err().code(), Code::BadData);
     }

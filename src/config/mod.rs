@@ -11,6 +11,7 @@ mod resolve;
 mod typed;
 mod values;
 
+pub use keys::{KEYS, Kind};
 pub use resolve::MASK;
 pub use typed::{Override, Typed};
 pub use values::{Cadence, show_duration};

@@ -1,0 +1,165 @@
+//! What the machine says about itself. Whatever cannot be found out is left open.
+
+use std::path::{Path, PathBuf};
+
+/// The system's name and the kernel's version.
+pub fn system() -> String {
+    let named = read("/etc/os-release").and_then(|text| {
+        let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
+        Some(name.trim_matches('"').to_string())
+    });
+    let name = named.unwrap_or_else(|| std::env::consts::OS.to_string());
+    match kernel() {
+        Some(kernel) => format!("{name}, {kernel}"),
+        None => name,
+    }
+}
+
+#[cfg(unix)]
+fn kernel() -> Option<String> {
+    let names = rustix::system::uname();
+    Some(format!("{} {}", names.sysname().to_string_lossy(), names.release().to_string_lossy()))
+}
+
+#[cfg(not(unix))]
+fn kernel() -> Option<String> {
+    None
+}
+
+/// The processor's name.
+pub fn processor() -> Option<String> {
+    field(&read("/proc/cpuinfo")?, "model name")
+}
+
+/// Vector instructions that the processor has and that kernels could use, the widest last.
+pub fn instructions() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected as has;
+        for (name, is_there) in [
+            ("SSE4.2", has!("sse4.2")),
+            ("AVX", has!("avx")),
+            ("AVX2", has!("avx2")),
+            ("FMA", has!("fma")),
+            ("F16C", has!("f16c")),
+            ("AVX-512F", has!("avx512f")),
+            ("AVX-512-VNNI", has!("avx512vnni")),
+            ("AVX-512-BF16", has!("avx512bf16")),
+        ] {
+            found.extend(is_there.then_some(name));
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    found.push("NEON");
+    found
+}
+
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// All that this program may have: what the machine has, or the limit of its group if that is less.
+    pub total: Option<u64>,
+    /// What is free, or can be made free without swapping.
+    pub available: Option<u64>,
+}
+
+/// The memory of this machine.
+pub fn memory() -> Memory {
+    let info = read("/proc/meminfo").unwrap_or_default();
+    let kib = |name: &str| field(&info, name)?.strip_suffix(" kB")?.parse::<u64>().ok();
+    let group = |name: &str| read(&format!("/sys/fs/cgroup/{name}"))?.trim().parse::<u64>().ok();
+    let total = kib("MemTotal").map(|kib| kib * 1024);
+    let available = kib("MemAvailable").map(|kib| kib * 1024);
+    let (Some(limit), Some(all)) = (group("memory.max"), total) else { return Memory { total, available } };
+    let left = limit.saturating_sub(group("memory.current").unwrap_or(0));
+    Memory { total: Some(all.min(limit)), available: available.map(|free| free.min(left)) }
+}
+
+/// Free bytes on the disk of a folder, for this user.
+#[cfg(unix)]
+pub fn free_disk_bytes(folder: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(folder).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// Free bytes on the disk of a folder, for this user.
+#[cfg(not(unix))]
+pub fn free_disk_bytes(_folder: &Path) -> Option<u64> {
+    None
+}
+
+/// Where things that can be made again are kept.
+pub fn cache_folder() -> Option<PathBuf> {
+    let given = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")))?;
+    Some(base.join("ironmill"))
+}
+
+/// The libraries of CUDA that the loader would find, by name and path.
+pub fn cuda_libraries() -> Vec<(&'static str, PathBuf)> {
+    let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> =
+        std::env::split_paths(&listed).filter(|path| path.is_absolute()).collect();
+    folders.extend(
+        [
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/lib",
+            "/usr/lib/wsl/lib",
+            "/usr/local/cuda/lib64",
+        ]
+        .map(PathBuf::from),
+    );
+    ["libcuda.so", "libnvrtc.so", "libcublasLt.so"]
+        .into_iter()
+        .filter_map(|name| Some((name, folders.iter().find_map(|folder| library_in(folder, name))?)))
+        .collect()
+}
+
+/// The library in a folder, with or without a version at its end.
+fn library_in(folder: &Path, name: &str) -> Option<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            path.file_name().and_then(|file| file.to_str()).is_some_and(|file| file.starts_with(name))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().next()
+}
+
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+/// The value behind `name:` in a text of such lines.
+fn field(text: &str, name: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (found, value) = line.split_once(':')?;
+        (found.trim() == name).then(|| value.trim().to_string())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "MemTotal:  16 kB\nMemTotalX: 3 kB\nmodel name\t: Some CPU @ 2 GHz\n";
+        assert_eq!(field(text, "MemTotal").as_deref(), Some("16 kB"));
+        assert_eq!(field(text, "model name").as_deref(), Some("Some CPU @ 2 GHz"));
+        assert_eq!(field(text, "Mem"), None);
+    }
+
+    #[test]
+    fn a_library_is_found_with_a_version_at_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(library_in(folder.path(), "libcuda.so"), None);
+        std::fs::write(folder.path().join("libcuda.so.1"), "").unwrap();
+        assert_eq!(library_in(folder.path(), "libcuda.so"), Some(folder.path().join("libcuda.so.1")));
+    }
+}
