@@ -32,3 +32,19 @@ mod resume_after_a_kill;
 /// Text from a trained model.
 #[path = "stories/sample_text.rs"]
 mod sample_text;
+
+/// One table: every key of a configuration, a value that is not its default, and where the difference shows.
+#[path = "stories/every_key_has_an_effect.rs"]
+mod every_key_has_an_effect;
+
+/// One table: every flag of the commands that train and use models, and what it changes.
+#[path = "stories/every_flag_has_an_effect.rs"]
+mod every_flag_has_an_effect;
+
+/// Llama and encoder models, every sampler, tokenizer kind and optimiser.
+#[path = "stories/train_other_models.rs"]
+mod train_other_models;
+
+/// Named sizes, one dial for the size, and the plan of a run.
+#[path = "stories/choose_a_size.rs"]
+mod choose_a_size;

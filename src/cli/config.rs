@@ -1,7 +1,7 @@
 //! `ironmill config`: what a configuration comes to.
 
 use super::Context;
-use crate::config::{Config, Typed};
+use crate::config::{Config, Override, Typed};
 use crate::failure::Result;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -30,6 +30,18 @@ pub struct Args {
     /// The TOML file
     #[arg(value_name = "CONFIG")]
     config: PathBuf,
+    /// Blocks and heads, each head 64 wide: one dial for the size (model.depth)
+    #[arg(long, value_name = "N")]
+    depth: Option<String>,
+}
+
+impl Args {
+    /// What the command line says about keys.
+    fn overrides(&self, context: &Context) -> Vec<Override> {
+        let depth =
+            self.depth.iter().map(|depth| Override { path: "model.depth".into(), value: depth.clone() });
+        context.overrides.iter().cloned().chain(depth).collect()
+    }
 }
 
 /// Runs one of the commands.
@@ -37,7 +49,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
         Command::Show(args) => show(context, &args),
         Command::Check(args) => {
-            let config = Config::load(&args.config, &context.overrides)?;
+            let config = Config::load(&args.config, &args.overrides(context))?;
             let object = json!({"config": args.config, "seed": config.seed, "right": true});
             context.show.result(&format!("{}: all right", args.config.display()), &object)
         }
@@ -45,7 +57,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
 }
 
 fn show(context: &Context, args: &Args) -> Result<()> {
-    let typed = Typed::load(&args.config, &context.overrides)?;
+    let typed = Typed::load(&args.config, &args.overrides(context))?;
     let values = serde_json::to_value(Config::resolve(typed.clone())?).unwrap_or_default();
     let mut origins = Map::new();
     let text = with_origins(&values, &typed, &mut origins);

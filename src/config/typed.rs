@@ -1,6 +1,6 @@
 //! The configuration as it was typed: whichever keys a file and the command line give, and nothing else.
 
-use super::keys::{self, KEYS, Key};
+use super::keys::{self, KEYS};
 use super::presets::{DEPTH_DECIDES, PRESET_DECIDES};
 use super::values::{self, Value};
 use crate::failure::{Code, Failure, Place, Result};
@@ -30,6 +30,15 @@ pub struct Override {
     /// The value as typed.
     pub value: String,
 }
+
+/// Keys, and the keys of their section that have no say beside them.
+const SILENCED: [(&str, [&[&str]; 2]); 5] = [
+    ("tokenizer.file", [&["kind", "vocab_size", "pattern", "special", "ties", "min_count"], &[]]),
+    ("model.preset", [&["depth"], PRESET_DECIDES]),
+    ("model.depth", [&["preset"], DEPTH_DECIDES]),
+    ("train.steps", [&["epochs"], &[]]),
+    ("train.epochs", [&["steps"], &[]]),
+];
 
 impl Typed {
     /// Reads a file and puts the overrides of the command line over it.
@@ -93,14 +102,13 @@ impl Typed {
                 (_, value) => drop(given.insert(key_idx, value)),
             }
         }
-        // A preset or depth that is given as a flag stands above the sizes of the file, as every flag does.
-        for (name, rival, decides) in
-            [("preset", "depth", PRESET_DECIDES), ("depth", "preset", DEPTH_DECIDES)]
-        {
-            if keys::find("model", name).is_some_and(|idx| given.contains_key(&idx)) {
+        // A flag stands above the file, so it silences the keys there that say the same thing in another way.
+        for (path, silenced) in SILENCED {
+            let (section, name) = path.split_once('.').unwrap_or(("", path));
+            if keys::find(section, name).is_some_and(|idx| given.contains_key(&idx)) {
                 self.0.retain(|&idx, _| {
-                    let Key { section, name, .. } = &KEYS[idx];
-                    *section != "model" || (*name != rival && !decides.contains(name))
+                    let key = &KEYS[idx];
+                    key.section != section || !silenced.iter().any(|names| names.contains(&key.name))
                 });
             }
         }
@@ -238,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_depth_or_preset_on_the_command_line_stands_above_the_sizes_of_the_file() {
+    fn a_flag_silences_keys_of_the_file_that_say_the_same_in_another_way() {
         let file = "[model]\narchitecture = \"llama\"\nlayers = 2\nwidth = 32\ncontext = 16\ndropout = 0.1\n";
         let typed = |flags: &[(&str, &str)]| {
             let mut typed = Typed::parse(file, "c.toml", Path::new("/")).unwrap();
@@ -258,5 +266,13 @@ mod tests {
         assert_eq!(named.left_in("model"), ["model.preset", "model.dropout"]);
         assert_eq!(named.source("model", "context"), "preset gpt2");
         assert_eq!(named.source("model", "dropout"), "line 6");
+        let mut typed =
+            Typed::parse("tokenizer.vocab_size = 300\ntrain.steps = 5", "c.toml", Path::new("/")).unwrap();
+        let set = |path: &str, value: &str| Override { path: path.into(), value: value.into() };
+        typed.override_with(&[set("train.epochs", "1"), set("tokenizer.file", "t.json")]).unwrap();
+        assert_eq!(
+            (typed.left_in("train"), typed.left_in("tokenizer")),
+            (vec!["train.epochs".into()], vec!["tokenizer.file".into()])
+        );
     }
 }

@@ -4,9 +4,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// Steps of a few dozen milliseconds, so that there is a middle to stop in.
-const SLOW: [&str; 12] = [
-    "run",
-    "tiny.toml",
+const SLOW: [&str; 10] = [
     "--model.width",
     "64",
     "--model.context",
@@ -20,7 +18,7 @@ const SLOW: [&str; 12] = [
 ];
 
 fn slow<'a>(extra: &[&'a str]) -> Vec<&'a str> {
-    [&SLOW[..], extra].concat()
+    [&["run", "tiny.toml"], &SLOW[..], extra].concat()
 }
 
 fn wait_for(desk: &Desk, name: &str, child: &mut Child) {
@@ -74,6 +72,33 @@ fn a_killed_run_ends_in_the_same_weights_as_an_uninterrupted_one() {
     assert!(said.contains("run the same command again"), "{said}");
     desk.ok(&slow(&["--out", "stopped", "--quiet"]));
     assert_same_end(&desk, "straight", "stopped");
+}
+
+#[test]
+fn a_killed_llama_or_encoder_ends_in_the_same_weights_too() {
+    let llama = [
+        "run",
+        "tiny.toml",
+        "--model.architecture",
+        "llama",
+        "--model.kv-heads",
+        "1",
+        "--data.sampler",
+        "packed",
+    ];
+    let encoder = ["run", "encoder.toml", "--data.sampler", "bucketed", "--train.optimizer", "sgd"];
+    for (command, straight, killed) in [(&llama[..], "a", "b"), (&encoder[..], "c", "d")] {
+        let desk = Desk::with_config();
+        desk.ok(&[command, &SLOW, &["--out", straight, "--quiet"]].concat());
+        let again = [command, &SLOW, &["--out", killed, "--quiet"]].concat();
+        let mut child = desk.start(&again);
+        wait_for(&desk, &format!("{killed}/checkpoints/step-00000007"), &mut child);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!desk.path(killed).join("checkpoints/step-00000020").exists());
+        desk.ok(&again);
+        assert_same_end(&desk, straight, killed);
+    }
 }
 
 #[test]
