@@ -57,6 +57,8 @@ pub struct HeadLoss {
     pub chunk_rows: usize,
     /// How the loss departs from plain cross-entropy.
     pub loss: LossShape,
+    /// What operands of the three products are rounded to.
+    pub products: DType,
     /// Whether the gradient of x is an output.
     pub d_input: bool,
     /// Whether the gradient of w is written into state, and if so whether it adds to what is there.
@@ -170,12 +172,12 @@ impl Kernel {
 
 fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]) {
     use Operand::{Input, Output};
-    let (x, w) = (inputs[0], inputs[1]);
+    let (x, w, products) = (inputs[0], inputs[1], head.products);
     let logits_type = TensorType { shape: x.shape.with_columns(w.shape.dims()[0]), dtype: x.dtype };
     let row_type = TensorType { shape: x.shape.without_columns(), dtype: DType::F32 };
     let logits = expansion.temporary(logits_type);
     let log_sum_exp = expansion.temporary(row_type);
-    expansion.step(Kernel::Op(Op::Linear { bias: false }), vec![Input(0), Input(1)], vec![logits]);
+    expansion.step(Kernel::Op(Op::Linear { bias: false, products }), vec![Input(0), Input(1)], vec![logits]);
     expansion.step(
         Kernel::Op(Op::CrossEntropy(head.loss)),
         vec![logits, Input(2), Input(3)],
@@ -191,11 +193,15 @@ fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]
         vec![d_logits],
     );
     if head.d_input {
-        expansion.step(Kernel::Op(Op::LinearGradInput), vec![d_logits, Input(1)], vec![Output(2)]);
+        expansion.step(
+            Kernel::Op(Op::LinearGradInput { products }),
+            vec![d_logits, Input(1)],
+            vec![Output(2)],
+        );
     }
     if let Some(add) = head.d_weight {
         let d_w = expansion.temporary(TensorType { shape: w.shape, dtype: DType::F32 });
-        expansion.step(Kernel::Op(Op::LinearGradWeight), vec![d_logits, Input(0)], vec![d_w]);
+        expansion.step(Kernel::Op(Op::LinearGradWeight { products }), vec![d_logits, Input(0)], vec![d_w]);
         let output = 2 + usize::from(head.d_input);
         expansion.step(Kernel::StateWrite { add }, vec![d_w], vec![Output(output)]);
     }

@@ -32,7 +32,7 @@ impl Rule<'_> {
             Kernel::OpInto { op, .. } => {
                 let has_kernel = matches!(
                     op,
-                    Op::LinearGradWeight
+                    Op::LinearGradWeight { .. }
                         | Op::LinearGradBias
                         | Op::LayerNormGradParams { .. }
                         | Op::RmsNormGradGain { .. }
@@ -100,7 +100,7 @@ impl Rule<'_> {
         let gradients = usize::from(head.d_input) + usize::from(head.d_weight.is_some());
         self.count(4 + usize::from(head.has_gradient()), 2 + gradients)?;
         let (inputs, outputs) = (self.inputs, self.outputs);
-        let logits = Op::Linear { bias: false }.outputs(&inputs[..2])?[0];
+        let logits = Op::Linear { bias: false, products: head.products }.outputs(&inputs[..2])?[0];
         let losses = Op::CrossEntropy(head.loss).outputs(&[logits, inputs[2], inputs[3]])?[0];
         self.ensure(outputs[0] == losses, "there must be a loss per row")?;
         if head.has_gradient() {

@@ -1,23 +1,41 @@
 //! From a kernel to the function that runs it, and the working memory that it takes.
 
 use super::{
-    Context, Needs, attention, gemm, gemm::Matrix, gemm::Product, head, memory::Operands, rows, simd::Simd,
+    Context, Needs,
+    attention::{self, Sizes},
+    gemm,
+    gemm::Matrix,
+    gemm::Product,
+    head,
+    memory::Operands,
+    rows,
+    simd::Simd,
     vector,
 };
-use crate::{device::Launch, error::Result, kernel::Kernel, op::Op, tensor::Shape};
+use crate::{
+    device::Launch,
+    error::Result,
+    kernel::Kernel,
+    op::Op,
+    tensor::{DType, Shape},
+};
 
 /// The working memory of a checked launch.
 pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
     let input = |index: usize| -> Shape { launch.inputs[index].of.shape };
     match &launch.kernel {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
-            Op::Linear { .. } => gemm::needs(simd, input(0).rows(), input(1).rows(), input(1).columns()),
-            Op::LinearGradInput => gemm::needs(simd, input(0).rows(), input(1).columns(), input(1).rows()),
-            Op::LinearGradWeight => {
-                gemm::needs(simd, input(0).columns(), input(1).columns(), input(0).rows())
+            Op::Linear { products, .. } => {
+                gemm::needs(simd, *products, [input(0).rows(), input(1).rows(), input(1).columns()])
             }
-            Op::Attention(of) => attention::needs(simd, of, input(0), input(1)),
-            Op::AttentionGrad(of) => attention::grad_needs(simd, of, input(1), input(2)),
+            Op::LinearGradInput { products } => {
+                gemm::needs(simd, *products, [input(0).rows(), input(1).columns(), input(1).rows()])
+            }
+            Op::LinearGradWeight { products } => {
+                gemm::needs(simd, *products, [input(0).columns(), input(1).columns(), input(0).rows()])
+            }
+            Op::Attention(of) => attention::needs(simd, Sizes::apart(of, input(0), input(1))),
+            Op::AttentionGrad(of) => attention::grad_needs(simd, Sizes::apart(of, input(1), input(2))),
             _ => Needs::default(),
         },
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
@@ -54,17 +72,19 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
 fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: bool) -> Result<()> {
     match op {
         Op::Embed => return rows::embed::embed(context, operands),
-        Op::Linear { bias } => {
-            let bias = bias.then(|| operands.input(2));
-            let (x, w) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(context, Product { a: x, b: w.transposed(), bias, add }, operands.output(0));
+        &Op::Linear { bias, products } => {
+            let product = linear(operands, bias, products);
+            gemm::multiply(context, product, operands.output(0));
         }
         Op::LayerNorm { eps, bias } => rows::norm::layer_norm(context, operands, *eps, *bias),
         Op::RmsNorm { eps } => rows::norm::rms_norm(context, operands, *eps),
         Op::Rope { inverse } => return rows::embed::rope(context, operands, *inverse),
         Op::Split { .. } => rows::copy::split(context, operands),
         Op::Concat => rows::copy::concat(context, operands),
-        Op::Attention(of) => attention::attention(context, operands, of),
+        Op::Attention(of) => {
+            let sizes = Sizes::apart(of, operands.input_type(0).shape, operands.input_type(1).shape);
+            attention::attention(context, operands, sizes);
+        }
         Op::Gelu => rows::pointwise::activate(context, operands, vector::gelu),
         Op::GeluErf => rows::pointwise::activate(context, operands, vector::gelu_erf),
         Op::ReluSquared => rows::pointwise::activate(context, operands, vector::relu_squared),
@@ -77,22 +97,21 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         Op::Sum => rows::pointwise::sum(context, operands),
         Op::Broadcast { .. } => rows::pointwise::broadcast(context, operands),
         Op::EmbedGrad { .. } => return rows::embed::embed_grad(context, operands, add),
-        Op::LinearGradInput => {
-            let (d_y, w) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(context, Product { a: d_y, b: w, bias: None, add }, operands.output(0));
+        &Op::LinearGradInput { products } => {
+            let (a, b) = (matrix(operands, 0), matrix(operands, 1));
+            gemm::multiply(context, Product { a, b, bias: None, add, products }, operands.output(0));
         }
-        Op::LinearGradWeight => {
-            let (d_y, x) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(
-                context,
-                Product { a: d_y.transposed(), b: x, bias: None, add },
-                operands.output(0),
-            );
+        &Op::LinearGradWeight { products } => {
+            let (a, b) = (matrix(operands, 0).transposed(), matrix(operands, 1));
+            gemm::multiply(context, Product { a, b, bias: None, add, products }, operands.output(0));
         }
         Op::LinearGradBias => rows::norm::linear_grad_bias(context, operands, add),
         Op::LayerNormGradInput => rows::norm::layer_norm_grad_input(context, operands),
         Op::LayerNormGradParams { bias } => rows::norm::layer_norm_grad_params(context, operands, *bias, add),
-        Op::AttentionGrad(of) => attention::attention_grad(context, operands, of),
+        Op::AttentionGrad(of) => {
+            let sizes = Sizes::apart(of, operands.input_type(1).shape, operands.input_type(2).shape);
+            attention::attention_grad(context, operands, sizes);
+        }
         Op::RmsNormGradInput => rows::norm::rms_norm_grad_input(context, operands),
         Op::RmsNormGradGain { .. } => rows::norm::rms_norm_grad_gain(context, operands, add),
         Op::GeluGrad => rows::pointwise::combine(context, operands, vector::gelu_grad),
@@ -104,6 +123,12 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         }
     }
     Ok(())
+}
+
+/// x·wᵀ of the first two inputs, with the third as bias.
+fn linear<'a>(operands: &Operands<'a>, bias: bool, products: DType) -> Product<'a> {
+    let bias = bias.then(|| operands.input(2));
+    Product { a: matrix(operands, 0), b: matrix(operands, 1).transposed(), bias, add: false, products }
 }
 
 /// An input as a matrix of its rows.

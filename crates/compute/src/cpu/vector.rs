@@ -40,7 +40,7 @@ macro_rules! vectorised {
 
             match simd.set() {
                 #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 => {
+                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
                     // SAFETY: a `Simd` exists only for an instruction set that this processor has.
                     unsafe { avx512($($argument),*) }
                 }
@@ -51,7 +51,9 @@ macro_rules! vectorised {
                 }
                 InstructionSet::Portable => body($($argument),*),
                 #[cfg(not(target_arch = "x86_64"))]
-                InstructionSet::Avx2 | InstructionSet::Avx512 => body($($argument),*),
+                InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+                    body($($argument),*)
+                }
             }
         }
     )*};

@@ -2,9 +2,14 @@
 
 use std::sync::Arc;
 
-use ironmill_compute::{Adam, Attention, HeadLoss, Kernel, LossShape, Mask, Op, Sgd, Shape, UpdateRange};
+use ironmill_compute::{
+    Adam, Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op, Sgd, Shape, UpdateRange,
+};
 
 use super::{Case, borders, ids, indices, into_state, map, op, random, reals, targets};
+
+/// What products can be of.
+pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
 
 /// All cases.
 pub fn all() -> Vec<Case> {
@@ -144,15 +149,16 @@ fn products(cases: &mut Vec<Case>) {
         (101, 97, 16),
         (200, 130, 64),
         (40, 2700, 10),
+        (34, 33, 3101),
     ];
-    for (m, n, k) in shapes {
+    for ((m, n, k), products) in shapes.into_iter().flat_map(|shape| PRODUCTS.map(|of| (shape, of))) {
         for bias in [false, true] {
             let mut inputs = vec![random(&[m, k], 1), random(&[n, k], 2)];
             inputs.extend(bias.then(|| random(&[n], 3)));
-            cases.push(op(Op::Linear { bias }, inputs, k));
+            cases.push(op(Op::Linear { bias, products }, inputs, k));
         }
-        cases.push(op(Op::LinearGradInput, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
-        let weight = op(Op::LinearGradWeight, vec![random(&[k, m], 6), random(&[k, n], 7)], k);
+        cases.push(op(Op::LinearGradInput { products }, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
+        let weight = op(Op::LinearGradWeight { products }, vec![random(&[k, m], 6), random(&[k, n], 7)], k);
         cases.extend(into_state(&weight));
         cases.push(weight);
     }
@@ -161,13 +167,23 @@ fn products(cases: &mut Vec<Case>) {
 fn attentions(cases: &mut Vec<Case>) {
     let shapes = [(1, 1, 1, 1, 1), (2, 5, 2, 2, 3), (1, 65, 4, 2, 8), (2, 130, 3, 1, 16), (1, 64, 2, 2, 64)];
     for (b, t, heads, kv_heads, d) in shapes {
-        let plain =
-            Attention { heads, kv_heads, mask: Mask::Causal, cached: false, borders: false, window: 0 };
+        let plain = Attention {
+            heads,
+            kv_heads,
+            mask: Mask::Causal,
+            cached: false,
+            borders: false,
+            window: 0,
+            products: DType::F32,
+        };
         for mask in [Mask::Causal, Mask::Full] {
-            whole_attention(cases, [b, t, d], Attention { mask, ..plain }, &[]);
+            for products in PRODUCTS {
+                whole_attention(cases, [b, t, d], Attention { mask, products, ..plain }, &[]);
+            }
         }
         for window in [0, 3] {
-            let attention = Attention { cached: true, window, ..plain };
+            let products = PRODUCTS[window % 2];
+            let attention = Attention { cached: true, window, products, ..plain };
             for (new, s) in [(1, t + 3), (t, t + 70), (t, t)] {
                 let (q, kv) = (random(&[b, new, heads * d], 7), [b, s, kv_heads * d]);
                 let starts = indices(&[b], (0..b).map(|b| ((s - new) / (b + 1)) as u32).collect());
@@ -183,8 +199,11 @@ fn attentions(cases: &mut Vec<Case>) {
             for mask in [Mask::Causal, Mask::Full] {
                 let (heads, kv_heads) = [(2, 2), (3, 1), (4, 2)][index % 3];
                 let borders = !lengths.is_empty();
-                let attention = Attention { heads, kv_heads, mask, cached: false, borders, window };
-                whole_attention(cases, [2, 131, 5], attention, lengths);
+                for products in PRODUCTS {
+                    let attention =
+                        Attention { heads, kv_heads, mask, cached: false, borders, window, products };
+                    whole_attention(cases, [2, 131, 5], attention, lengths);
+                }
             }
         }
     }
@@ -231,9 +250,10 @@ fn losses(cases: &mut Vec<Case>) {
 
         let wanted =
             [(false, None), (true, None), (false, Some(false)), (true, Some(true)), (true, Some(false))];
-        for (index, (d_input, d_weight)) in wanted.into_iter().enumerate() {
+        let wanted = wanted.into_iter().flat_map(|wanted| PRODUCTS.map(|products| (wanted, products)));
+        for (index, ((d_input, d_weight), products)) in wanted.enumerate() {
             let loss = LOSSES[index % LOSSES.len()];
-            let head = HeadLoss { chunk_rows, loss, d_input, d_weight };
+            let head = HeadLoss { chunk_rows, loss, products, d_input, d_weight };
             let mut inputs = vec![wide(c, 6), random(&[v, c], 7), targets(dims, v, 8), weights()];
             let mut outputs = vec![random(dims, 9), random(&[chunk_rows, v], 10)];
             inputs.extend(head.has_gradient().then(|| random(dims, 11)));
