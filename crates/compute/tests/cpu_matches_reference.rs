@@ -199,3 +199,15 @@ fn a_description_names_the_instructions_and_the_threads() {
     let cpu = Cpu::with_instruction_set(3, InstructionSet::Portable).unwrap().unwrap();
     assert_eq!(cpu.describe(), "cpu: portable kernels, 3 threads");
 }
+
+#[test]
+fn numbers_too_small_to_be_normal_may_count_as_zero_in_products_of_bf16() {
+    for set in InstructionSet::ALL {
+        let Some(mut cpu) = cpu(1, set) else { continue };
+        let inputs = vec![reals(&[1, 2], vec![1e-40, 1.0]), reals(&[2, 2], vec![1.0, 0.0, 1.0, 1.0])];
+        let kernel = Kernel::Op(Op::Linear { bias: false, products: DType::BF16 });
+        let case = Case { kernel, inputs, outputs: vec![random(&[1, 2], 1)], terms: 2 };
+        let y = run(&mut cpu, &case).unwrap().remove(0);
+        assert!((0.0..=1.01e-40).contains(&y[0]) && y[1] == 1.0, "{set}: {y:?}");
+    }
+}

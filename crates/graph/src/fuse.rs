@@ -3,6 +3,9 @@
 //! Every rule looks for a producer and its only consumers and puts one kernel in their place whose expansion is exactly
 //! what was there. Rules never move a write to state across another write to the same state.
 
+mod attention;
+mod pairs;
+
 use ironmill_compute::{DType, HeadLoss, Kernel, LossShape, Op, TensorType, kernel::head_chunk_rows};
 
 use crate::graph::{Graph, Kind, Node, Tensor};
@@ -12,6 +15,10 @@ pub(crate) fn apply(graph: &mut Graph) {
     fuse_state_writes(graph);
     while fuse_one_head(graph) {}
     while fuse_one_add_and_norm(graph) {}
+    while pairs::fuse_one_norm_gradient_and_add(graph) {}
+    while pairs::fuse_one_product_and_gelu(graph) {}
+    while pairs::fuse_one_product_and_gelu_gradient(graph) {}
+    while attention::fuse_one_split(graph) {}
     drop_unread(graph);
 }
 
@@ -196,8 +203,10 @@ fn replace_head(graph: &mut Graph, head: Head) {
 fn fuse_one_add_and_norm(graph: &mut Graph) -> bool {
     let producers = producers(graph);
     for norm in 0..graph.nodes.len() {
-        let Kernel::Op(Op::LayerNorm { eps, bias }) = graph.nodes[norm].kernel else {
-            continue;
+        let kernel = match graph.nodes[norm].kernel {
+            Kernel::Op(Op::LayerNorm { eps, bias }) => Kernel::AddLayerNorm { eps, bias },
+            Kernel::Op(Op::RmsNorm { eps }) => Kernel::AddRmsNorm { eps },
+            _ => continue,
         };
         let Some(add) = producers[graph.nodes[norm].inputs[0].0] else {
             continue;
@@ -211,7 +220,7 @@ fn fuse_one_add_and_norm(graph: &mut Graph) -> bool {
         inputs.extend_from_slice(parameters);
         let mut outputs = graph.nodes[add].outputs.clone();
         outputs.extend_from_slice(&graph.nodes[norm].outputs);
-        graph.nodes[add] = Node { kernel: Kernel::AddLayerNorm { eps, bias }, inputs, outputs };
+        graph.nodes[add] = Node { kernel, inputs, outputs };
         graph.nodes.remove(norm);
         return true;
     }

@@ -108,6 +108,31 @@ mod tests {
     }
 
     #[test]
+    fn every_product_takes_the_type_of_products_and_nothing_else_changes() {
+        let mut g = Graph::new();
+        let x = g.input("x", &[2, 3, 4], DType::F32);
+        let w = g.input("w", &[4, 4], DType::F32);
+        let seed = g.input("seed", &[2, 3, 4], DType::F32);
+        let heads = crate::Heads { queries: 2, keys: 2, mask: ironmill_compute::Mask::Causal, window: 0 };
+        let a = g.attention([x, x, x], None, heads).unwrap();
+        let y = g.linear(a, w, None).unwrap();
+        g.gradients(&[(y, seed)], &[x, w]).unwrap();
+        let before = g.clone();
+        apply(&mut g, Precision::Products(DType::BF16)).unwrap();
+        let mut products = 0;
+        for node in &mut g.nodes {
+            if let Kernel::Op(op) = &mut node.kernel
+                && let Some(of) = op.products_mut()
+            {
+                assert_eq!(std::mem::replace(of, DType::F32), DType::BF16, "{}", node.kernel.name());
+                products += 1;
+            }
+        }
+        assert_eq!((products, g.nodes), (5, before.nodes));
+        assert_eq!(g.tensors, before.tensors);
+    }
+
+    #[test]
     fn activations_take_the_working_type_and_losses_and_weight_gradients_stay_f32() {
         let (mut layout, mut states) = (Layout::default(), States::default());
         let w = layout.add("w", &[5, 4], true);

@@ -36,8 +36,18 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
             }
             Op::Attention(of) => attention::needs(simd, Sizes::apart(of, input(0), input(1))),
             Op::AttentionGrad(of) => attention::grad_needs(simd, Sizes::apart(of, input(1), input(2))),
+            Op::LinearGradBias => rows::norm::sum_needs(input(0).rows(), input(0).columns()),
+            Op::LayerNormGradParams { .. } => rows::norm::sum_needs(input(0).rows(), 2 * input(0).columns()),
             _ => Needs::default(),
         },
+        Kernel::LinearGelu { products, .. } => {
+            gemm::needs(simd, *products, [input(0).rows(), input(1).rows(), input(1).columns()])
+        }
+        Kernel::LinearGradGelu { products } => {
+            gemm::needs(simd, *products, [input(0).rows(), input(1).columns(), input(1).rows()])
+        }
+        Kernel::JointAttention(of) => attention::needs(simd, Sizes::joint(of, input(0))),
+        Kernel::JointAttentionGrad(of) => attention::grad_needs(simd, Sizes::joint(of, input(1))),
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
         Kernel::GlobalNorm => {
             Needs { partials: rows::update::partial_count(input(0).elements()), ..Needs::default() }
@@ -46,6 +56,9 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::AddLayerNorm { .. }
+        | Kernel::AddRmsNorm { .. }
+        | Kernel::LayerNormGradAdd
+        | Kernel::RmsNormGradAdd
         | Kernel::Adam(_)
         | Kernel::Sgd(_) => Needs::default(),
     }
@@ -60,6 +73,37 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::StateWrite { add } => rows::pointwise::write(context, operands, *add),
         Kernel::CacheAppend => rows::copy::cache_append(context, operands),
         Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
+        Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),
+        Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),
+        Kernel::RmsNormGradAdd => rows::norm::rms_norm_grad_input(context, operands, true),
+        &Kernel::LinearGelu { bias, products } => {
+            let (simd, product) = (context.simd, linear(operands, bias, products));
+            let outputs = [operands.output(0), operands.output(1)];
+            gemm::multiply_then(context, product, outputs, |[h, y], _| {
+                for row in 0..h.rows() {
+                    vector::gelu(simd, h.row_mut(row), y.row_mut(row));
+                }
+            });
+        }
+        &Kernel::LinearGradGelu { products } => {
+            let (simd, a, b, h) = (context.simd, matrix(operands, 0), matrix(operands, 1), operands.input(2));
+            let columns = operands.input_type(2).shape.columns();
+            let product = Product { a, b, bias: None, add: false, products };
+            gemm::multiply_then(context, product, [operands.output(0)], |[d_h], column| {
+                for row in 0..d_h.rows() {
+                    let h = &h[(d_h.row + row) * columns + column..][..d_h.columns()];
+                    vector::multiply_by_gelu_slope(simd, h, d_h.row_mut(row));
+                }
+            });
+        }
+        Kernel::JointAttention(of) => {
+            let sizes = Sizes::joint(of, operands.input_type(0).shape);
+            attention::attention(context, operands, sizes);
+        }
+        Kernel::JointAttentionGrad(of) => {
+            let sizes = Sizes::joint(of, operands.input_type(1).shape);
+            attention::attention_grad(context, operands, sizes);
+        }
         Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
         Kernel::GlobalNorm => rows::update::global_norm(context, operands),
         Kernel::Adam(of) => rows::update::adam(context, operands, of),
@@ -106,13 +150,13 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
             gemm::multiply(context, Product { a, b, bias: None, add, products }, operands.output(0));
         }
         Op::LinearGradBias => rows::norm::linear_grad_bias(context, operands, add),
-        Op::LayerNormGradInput => rows::norm::layer_norm_grad_input(context, operands),
+        Op::LayerNormGradInput => rows::norm::layer_norm_grad_input(context, operands, false),
         Op::LayerNormGradParams { bias } => rows::norm::layer_norm_grad_params(context, operands, *bias, add),
         Op::AttentionGrad(of) => {
             let sizes = Sizes::apart(of, operands.input_type(1).shape, operands.input_type(2).shape);
             attention::attention_grad(context, operands, sizes);
         }
-        Op::RmsNormGradInput => rows::norm::rms_norm_grad_input(context, operands),
+        Op::RmsNormGradInput => rows::norm::rms_norm_grad_input(context, operands, false),
         Op::RmsNormGradGain { .. } => rows::norm::rms_norm_grad_gain(context, operands, add),
         Op::GeluGrad => rows::pointwise::combine(context, operands, vector::gelu_grad),
         Op::GeluErfGrad => rows::pointwise::combine(context, operands, vector::gelu_erf_grad),

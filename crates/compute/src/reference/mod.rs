@@ -130,7 +130,16 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
         Kernel::Adam(adam) => update::adam(adam, inputs, outputs),
         Kernel::Sgd(sgd) => update::sgd(sgd, inputs, outputs),
-        Kernel::OpInto { .. } | Kernel::AddLayerNorm { .. } | Kernel::HeadLoss(_) => {
+        Kernel::OpInto { .. }
+        | Kernel::AddLayerNorm { .. }
+        | Kernel::AddRmsNorm { .. }
+        | Kernel::LayerNormGradAdd
+        | Kernel::RmsNormGradAdd
+        | Kernel::LinearGelu { .. }
+        | Kernel::LinearGradGelu { .. }
+        | Kernel::JointAttention(_)
+        | Kernel::JointAttentionGrad(_)
+        | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {
                 kernel: kernel.name(),
                 detail: "a fused kernel inside an expansion".into(),

@@ -51,7 +51,10 @@ fn rows(cases: &mut Vec<Case>) {
             cases.extend(into_state(&params));
             cases.push(params);
             inputs.insert(2, random(&[c], 10));
-            cases.push(op(Op::LayerNormGradInput, inputs, c));
+            cases.push(op(Op::LayerNormGradInput, inputs.clone(), c));
+            inputs.push(random(dims, 11));
+            let outputs = vec![random(dims, 12)];
+            cases.push(Case { kernel: Kernel::LayerNormGradAdd, inputs, outputs, terms: c });
         }
         cases.push(op(Op::Add, vec![random(dims, 14), random(dims, 15)], 1));
         cases.push(op(Op::Sum, vec![random(dims, 16)], 1));
@@ -97,7 +100,17 @@ fn root_mean_squares(cases: &mut Vec<Case>) {
         cases.extend(into_state(&d_gain));
         cases.push(d_gain);
         let inputs = vec![random(dims, 6), random(dims, 7), random(&[gain], 8), rstd];
-        cases.push(op(Op::RmsNormGradInput, inputs, gain));
+        cases.push(op(Op::RmsNormGradInput, inputs.clone(), gain));
+        let inputs = [inputs, vec![random(dims, 9)]].concat();
+        cases.push(Case {
+            kernel: Kernel::RmsNormGradAdd,
+            inputs,
+            outputs: vec![random(dims, 10)],
+            terms: gain,
+        });
+        let inputs = vec![random(dims, 11), random(dims, 12), random(&[gain], 13)];
+        let outputs = vec![random(dims, 14), random(dims, 15), random(&[groups], 16)];
+        cases.push(Case { kernel: Kernel::AddRmsNorm { eps }, inputs, outputs, terms: gain });
     }
 }
 
@@ -155,8 +168,13 @@ fn products(cases: &mut Vec<Case>) {
         for bias in [false, true] {
             let mut inputs = vec![random(&[m, k], 1), random(&[n, k], 2)];
             inputs.extend(bias.then(|| random(&[n], 3)));
-            cases.push(op(Op::Linear { bias, products }, inputs, k));
+            cases.push(op(Op::Linear { bias, products }, inputs.clone(), k));
+            let (kernel, outputs) = (Kernel::LinearGelu { bias, products }, vec![random(&[m, n], 8); 2]);
+            cases.push(Case { kernel, inputs, outputs, terms: k });
         }
+        let inputs = vec![random(&[m, k], 9), random(&[k, n], 10), random(&[m, n], 11)];
+        let (kernel, outputs) = (Kernel::LinearGradGelu { products }, vec![random(&[m, n], 12)]);
+        cases.push(Case { kernel, inputs, outputs, terms: k });
         cases.push(op(Op::LinearGradInput { products }, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
         let weight = op(Op::LinearGradWeight { products }, vec![random(&[k, m], 6), random(&[k, n], 7)], k);
         cases.extend(into_state(&weight));
@@ -222,7 +240,18 @@ fn whole_attention(cases: &mut Vec<Case>, [b, t, d]: [usize; 3], attention: Atte
     let usual = (t as f32).ln() + 1.0;
     inputs.push(map(random(&[b, heads, t], 6), |x| usual + 0.1 * x));
     inputs.extend(documents());
-    cases.push(op(Op::AttentionGrad(attention), inputs, t + d));
+    cases.push(op(Op::AttentionGrad(attention), inputs.clone(), t + d));
+
+    // The same side by side in one tensor.
+    let joint = [b, t, (heads + 2 * attention.kv_heads) * d];
+    let mut forward = vec![random(&joint, 1)];
+    forward.extend(documents());
+    let outputs = vec![random(&wide, 7), random(&[b, heads, t], 8)];
+    let kernel = Kernel::JointAttention(attention);
+    cases.push(Case { kernel, inputs: forward, outputs, terms: t });
+    inputs.splice(1..4, [random(&joint, 1)]);
+    let kernel = Kernel::JointAttentionGrad(attention);
+    cases.push(Case { kernel, inputs, outputs: vec![random(&joint, 9)], terms: t + d });
 }
 
 /// Plain, each departure alone, and both.

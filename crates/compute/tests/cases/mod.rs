@@ -65,6 +65,7 @@ impl Case {
         // Values may cancel each other.
         let scale = match &self.kernel {
             Kernel::Op(Op::Attention(_)) if output == 0 => scale.max(largest(&self.inputs[2].reals())),
+            Kernel::JointAttention(_) if output == 0 => scale.max(largest(&self.inputs[0].reals())),
             _ => scale,
         };
         sums + factors * DType::BF16.epsilon() * scale
@@ -77,6 +78,8 @@ impl Case {
                 op.clone().products_mut().copied().unwrap_or(DType::F32)
             }
             Kernel::HeadLoss(head) => head.products,
+            Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products,
+            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) => of.products,
             _ => DType::F32,
         }
     }
@@ -85,7 +88,10 @@ impl Case {
     pub fn has_computed_factors(&self) -> bool {
         let is_computed = match &self.kernel {
             Kernel::Op(op) => matches!(op, Op::Attention(_) | Op::AttentionGrad(_)),
-            kernel => matches!(kernel, Kernel::HeadLoss(_)),
+            kernel => matches!(
+                kernel,
+                Kernel::HeadLoss(_) | Kernel::JointAttention(_) | Kernel::JointAttentionGrad(_)
+            ),
         };
         self.products() == DType::BF16 && is_computed
     }
@@ -122,7 +128,9 @@ fn roundings(kernel: &Kernel) -> f64 {
         },
         Kernel::Cast | Kernel::CacheAppend => 0.0,
         Kernel::StateWrite { .. } | Kernel::GlobalNorm => 1.0,
-        Kernel::AddLayerNorm { .. } => 1.0,
+        Kernel::AddLayerNorm { .. } | Kernel::AddRmsNorm { .. } | Kernel::JointAttention(_) => 1.0,
+        Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd | Kernel::JointAttentionGrad(_) => 4.0,
+        Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
     }
