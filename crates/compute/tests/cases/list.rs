@@ -6,10 +6,7 @@ use ironmill_compute::{
     Adam, Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op, Sgd, Shape, UpdateRange,
 };
 
-use super::{Case, borders, ids, indices, into_state, map, op, random, reals, targets};
-
-/// What products can be of.
-pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
+use super::{Case, PRODUCTS, borders, ids, indices, into_state, map, op, random, reals, targets};
 
 /// All cases.
 pub fn all() -> Vec<Case> {

@@ -2,7 +2,10 @@
 
 mod list;
 
-pub use list::{PRODUCTS, all};
+pub use list::all;
+
+/// What products can be of.
+pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
 
 use ironmill_compute::{
     DType, Device, HostData, IGNORED, Kernel, Launch, Op, Reference, Result, SequenceId, TensorType, View,

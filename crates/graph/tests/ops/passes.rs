@@ -93,7 +93,7 @@ fn with_a_fused_head_the_logits_never_exist_whole() {
         };
         let fused = dry_run(graph(), &Passes::ALL).unwrap();
         let plain = dry_run(graph(), &SHARE).unwrap();
-        assert!(fused.arena_bytes < logits_bytes / 20, "{} of {logits_bytes}", fused.arena_bytes);
+        assert!(fused.arena_bytes < logits_bytes / 5, "{} of {logits_bytes}", fused.arena_bytes);
         assert!(plain.arena_bytes >= logits_bytes, "{} of {logits_bytes}", plain.arena_bytes);
     }
 }

@@ -193,9 +193,9 @@ fn many_rows<const N: usize>(
             let parts = wanted_tiles.div_ceil(m.div_ceil(tile_rows));
             let tile_columns = stage.len().div_ceil(parts).max(4 * family.columns());
             let tile_columns = tile_columns.next_multiple_of(family.columns());
-            let grids = outputs.each_mut().map(|output| {
-                Grid::new(&mut **output, [1, m, n], [tile_rows, tile_columns]).columns(stage.clone())
-            });
+            let grids = outputs
+                .each_mut()
+                .map(|output| Grid::new(output, [1, m, n], [tile_rows, tile_columns]).columns(stage.clone()));
             for_tiles(pool, grids, |mut tiles, scratch| {
                 let tile = &mut tiles[0];
                 let column = stage.start + tile.column;
