@@ -449,11 +449,32 @@ vectorised! {
 
     /// x ← e^(x·scale − max), with max the largest x·scale; gives max and the sum. The scale is positive.
     fn softmax_numerators(x: &mut [f32], scale: f32) -> (f32, f32) {
-        let max = max_of(x) * scale;
-        for x in x.iter_mut() {
-            *x = exp::<FMA>(multiply_add::<FMA>(*x, scale, -max));
+        const WIDTH: usize = 16;
+        let (chunks, rest) = x.as_chunks_mut::<WIDTH>();
+        // Rows are short, so what is left over counts: it is filled up to a vector with numbers that count for nothing.
+        let mut tail = [f32::NEG_INFINITY; WIDTH];
+        tail[..rest.len()].copy_from_slice(rest);
+        let mut maxima = tail;
+        for chunk in chunks.iter() {
+            for (max, &x) in maxima.iter_mut().zip(chunk) {
+                *max = if x > *max { x } else { *max };
+            }
         }
-        (max, sum_of([x], |[x]| x))
+        let larger = |a: f32, b: f32| if a > b { a } else { b };
+        let maxima: [f32; 8] = std::array::from_fn(|i| larger(maxima[i], maxima[i + 8]));
+        let maxima: [f32; 4] = std::array::from_fn(|i| larger(maxima[i], maxima[i + 4]));
+        let max = larger(larger(maxima[0], maxima[2]), larger(maxima[1], maxima[3])) * scale;
+        let mut sums = [0.0; WIDTH];
+        for chunk in chunks.iter_mut().chain([&mut tail]) {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *x = exp::<FMA>(multiply_add::<FMA>(*x, scale, -max));
+                *sum += *x;
+            }
+        }
+        rest.copy_from_slice(&tail[..rest.len()]);
+        let sums: [f32; 8] = std::array::from_fn(|i| sums[i] + sums[i + 8]);
+        let sums: [f32; 4] = std::array::from_fn(|i| sums[i] + sums[i + 4]);
+        (max, (sums[0] + sums[2]) + (sums[1] + sums[3]))
     }
 
     /// x ← e^(x·scale − offset).

@@ -126,6 +126,7 @@ fn pack_numbers(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
         // Full panels have few widths, and a copy of known length is a few vector moves rather than a call.
         match (count == width, width) {
             (true, 48) => return copy::<48>(lines, out),
+            (true, 32) => return copy::<32>(lines, out),
             (true, 16) => return copy::<16>(lines, out),
             (true, 8) => return copy::<8>(lines, out),
             (true, 6) => return copy::<6>(lines, out),
