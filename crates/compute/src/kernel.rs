@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::{
-    op::{LossShape, Op},
+    op::{Attention, LossShape, Op},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -38,6 +38,32 @@ pub enum Kernel {
         /// Whether there is a shift operand.
         bias: bool,
     },
+    /// The same with RMS norm: `(a, b, gain) → a + b, norm(a + b), rstd`.
+    AddRmsNorm {
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Fused gradient of a norm and of the residual around it: `(d_y, x, gain, mean, rstd, other) → other + d_x`.
+    LayerNormGradAdd,
+    /// The same with RMS norm: `(d_y, x, gain, rstd, other) → other + d_x`.
+    RmsNormGradAdd,
+    /// Fused product and activation: `(x, w, b if bias) → h = x·wᵀ + b, GELU(h)`.
+    LinearGelu {
+        /// Whether there is a bias operand.
+        bias: bool,
+        /// What x and w are rounded to before they are multiplied.
+        products: DType,
+    },
+    /// Fused gradient of an activation's argument: `(d_y, w, h) → GELU′(h)·(d_y·w)`.
+    LinearGradGelu {
+        /// What d_y and w are rounded to before they are multiplied.
+        products: DType,
+    },
+    /// Attention whose queries, keys and values are columns of one tensor:
+    /// `(qkv [B,T,(H + 2·Hkv)·D], borders if any) → [B,T,H·D], log-sum-exp [B,H,T]`.
+    JointAttention(Attention),
+    /// `(d_out, qkv, out, log-sum-exp, borders if any) → d_qkv`.
+    JointAttentionGrad(Attention),
     /// Fused head: product, loss and their gradients over a few rows at a time, so that logits never exist whole.
     /// See [`HeadLoss`].
     HeadLoss(HeadLoss),
@@ -57,6 +83,8 @@ pub struct HeadLoss {
     pub chunk_rows: usize,
     /// How the loss departs from plain cross-entropy.
     pub loss: LossShape,
+    /// What operands of the three products are rounded to.
+    pub products: DType,
     /// Whether the gradient of x is an output.
     pub d_input: bool,
     /// Whether the gradient of w is written into state, and if so whether it adds to what is there.
@@ -125,6 +153,13 @@ impl Kernel {
             Kernel::StateWrite { .. } => "state_write",
             Kernel::CacheAppend => "cache_append",
             Kernel::AddLayerNorm { .. } => "add_layer_norm",
+            Kernel::AddRmsNorm { .. } => "add_rms_norm",
+            Kernel::LayerNormGradAdd => "layer_norm_grad_add",
+            Kernel::RmsNormGradAdd => "rms_norm_grad_add",
+            Kernel::LinearGelu { .. } => "linear_gelu",
+            Kernel::LinearGradGelu { .. } => "linear_grad_gelu",
+            Kernel::JointAttention(_) => "joint_attention",
+            Kernel::JointAttentionGrad(_) => "joint_attention_grad",
             Kernel::HeadLoss(_) => "head_loss",
             Kernel::GlobalNorm => "global_norm",
             Kernel::Adam(_) => "adam",
@@ -155,6 +190,45 @@ impl Kernel {
                 let norm = Op::LayerNorm { eps: *eps, bias: *bias };
                 expansion.step(Kernel::Op(norm), operands, vec![Output(1), Output(2), Output(3)]);
             }
+            Kernel::AddRmsNorm { eps } => {
+                expansion.step(Kernel::Op(Op::Add), vec![Input(0), Input(1)], vec![Output(0)]);
+                let norm = Kernel::Op(Op::RmsNorm { eps: *eps });
+                expansion.step(norm, vec![Output(0), Input(2)], vec![Output(1), Output(2)]);
+            }
+            Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd => {
+                let is_layer_norm = *self == Kernel::LayerNormGradAdd;
+                let op = if is_layer_norm { Op::LayerNormGradInput } else { Op::RmsNormGradInput };
+                let d_x = expansion.temporary(outputs[0]);
+                let other = inputs.len() - 1;
+                expansion.step(Kernel::Op(op), (0..other).map(Input).collect(), vec![d_x]);
+                expansion.step(Kernel::Op(Op::Add), vec![Input(other), d_x], vec![Output(0)]);
+            }
+            &Kernel::LinearGelu { bias, products } => {
+                let operands = (0..inputs.len()).map(Input).collect();
+                expansion.step(Kernel::Op(Op::Linear { bias, products }), operands, vec![Output(0)]);
+                expansion.step(Kernel::Op(Op::Gelu), vec![Output(0)], vec![Output(1)]);
+            }
+            &Kernel::LinearGradGelu { products } => {
+                let d_y = expansion.temporary(outputs[0]);
+                let product = Kernel::Op(Op::LinearGradInput { products });
+                expansion.step(product, vec![Input(0), Input(1)], vec![d_y]);
+                expansion.step(Kernel::Op(Op::GeluGrad), vec![Input(2), d_y], vec![Output(0)]);
+            }
+            Kernel::JointAttention(attention) => {
+                let mut operands = expand_split(&mut expansion, attention, 0, inputs[0]);
+                operands.extend((1..inputs.len()).map(Input));
+                expansion.step(Kernel::Op(Op::Attention(*attention)), operands, vec![Output(0), Output(1)]);
+            }
+            Kernel::JointAttentionGrad(attention) => {
+                let mut operands = expand_split(&mut expansion, attention, 1, inputs[1]);
+                let gradients: Vec<Operand> = joint_parts(attention, inputs[1].shape)
+                    .map(|columns| expansion.temporary(with_columns(inputs[1], columns)))
+                    .into();
+                operands.insert(0, Input(0));
+                operands.extend((2..inputs.len()).map(Input));
+                expansion.step(Kernel::Op(Op::AttentionGrad(*attention)), operands, gradients.clone());
+                expansion.step(Kernel::Op(Op::Concat), gradients, vec![Output(0)]);
+            }
             Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
             Kernel::Op(_)
             | Kernel::Cast
@@ -168,14 +242,39 @@ impl Kernel {
     }
 }
 
+/// The columns of queries, keys and values that lie side by side.
+pub fn joint_parts(attention: &Attention, qkv: Shape) -> [usize; 3] {
+    let Attention { heads, kv_heads, .. } = *attention;
+    let head_dim = qkv.columns() / (heads + 2 * kv_heads).max(1);
+    [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+}
+
+fn with_columns(of: TensorType, columns: usize) -> TensorType {
+    TensorType { shape: of.shape.with_columns(columns), dtype: of.dtype }
+}
+
+/// Splits an input into queries, keys and values.
+fn expand_split(
+    expansion: &mut Expansion,
+    attention: &Attention,
+    input: usize,
+    qkv: TensorType,
+) -> Vec<Operand> {
+    let sizes = joint_parts(attention, qkv.shape);
+    let parts: Vec<Operand> = sizes.map(|columns| expansion.temporary(with_columns(qkv, columns))).into();
+    let split = Kernel::Op(Op::Split { sizes: sizes.to_vec() });
+    expansion.step(split, vec![Operand::Input(input)], parts.clone());
+    parts
+}
+
 fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]) {
     use Operand::{Input, Output};
-    let (x, w) = (inputs[0], inputs[1]);
+    let (x, w, products) = (inputs[0], inputs[1], head.products);
     let logits_type = TensorType { shape: x.shape.with_columns(w.shape.dims()[0]), dtype: x.dtype };
     let row_type = TensorType { shape: x.shape.without_columns(), dtype: DType::F32 };
     let logits = expansion.temporary(logits_type);
     let log_sum_exp = expansion.temporary(row_type);
-    expansion.step(Kernel::Op(Op::Linear { bias: false }), vec![Input(0), Input(1)], vec![logits]);
+    expansion.step(Kernel::Op(Op::Linear { bias: false, products }), vec![Input(0), Input(1)], vec![logits]);
     expansion.step(
         Kernel::Op(Op::CrossEntropy(head.loss)),
         vec![logits, Input(2), Input(3)],
@@ -191,11 +290,15 @@ fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]
         vec![d_logits],
     );
     if head.d_input {
-        expansion.step(Kernel::Op(Op::LinearGradInput), vec![d_logits, Input(1)], vec![Output(2)]);
+        expansion.step(
+            Kernel::Op(Op::LinearGradInput { products }),
+            vec![d_logits, Input(1)],
+            vec![Output(2)],
+        );
     }
     if let Some(add) = head.d_weight {
         let d_w = expansion.temporary(TensorType { shape: w.shape, dtype: DType::F32 });
-        expansion.step(Kernel::Op(Op::LinearGradWeight), vec![d_logits, Input(0)], vec![d_w]);
+        expansion.step(Kernel::Op(Op::LinearGradWeight { products }), vec![d_logits, Input(0)], vec![d_w]);
         let output = 2 + usize::from(head.d_input);
         expansion.step(Kernel::StateWrite { add }, vec![d_w], vec![Output(output)]);
     }
@@ -232,8 +335,11 @@ impl Expansion {
     }
 }
 
-/// Rows of logits a fused head keeps at a time: about 4 MiB of f32, so that a chunk stays near the cores.
+/// Rows of logits a fused head keeps at a time. Every chunk packs the whole weight anew, so more rows are faster; the limit is
+/// 64 MiB of logits, or 96 rows where even those take more. Chunks are as equal as can be.
 pub fn head_chunk_rows(x: Shape, vocabulary: usize) -> usize {
-    const CHUNK_ELEMENTS: usize = 1 << 20;
-    (CHUNK_ELEMENTS / vocabulary.max(1)).clamp(16, 512).min(x.rows())
+    const CHUNK_ELEMENTS: usize = 1 << 24;
+    let most = (CHUNK_ELEMENTS / vocabulary.max(1)).clamp(96, 512);
+    let rows = x.rows().max(1);
+    rows.div_ceil(rows.div_ceil(most)).next_multiple_of(8).min(rows)
 }

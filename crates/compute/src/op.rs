@@ -4,7 +4,9 @@
 //! comes out. What it computes is written once, as textbook loops, in the reference backend. Shapes use these letters:
 //! B samples, T positions, S cached positions, C channels (row length), H heads, D head size, V vocabulary, N = B·T rows.
 
-use std::ops::Range;
+mod attention;
+
+pub use attention::{Attention, Mask};
 
 use crate::{
     error::{Error, Result},
@@ -13,59 +15,6 @@ use crate::{
 
 /// A target with this id is not counted: its loss and gradient are zero.
 pub const IGNORED: u32 = u32::MAX;
-
-/// Which keys a query may see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask {
-    /// Those at its own position and before.
-    Causal,
-    /// All of them.
-    Full,
-}
-
-/// The constants of an attention op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attention {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; query head h reads key head h·kv_heads/heads.
-    pub kv_heads: usize,
-    /// Which keys a query may see.
-    pub mask: Mask,
-    /// Whether keys and values are a cache: then an operand `starts u32[B]` gives the position of each sample's first
-    /// query, and keys past a query's own position are never read.
-    pub cached: bool,
-    /// Whether samples hold several documents: then an operand `borders u32[B,T]` gives the index of the first position
-    /// of each position's document, and a query sees only keys of its own document.
-    pub borders: bool,
-    /// How many keys a query sees at most to one side, its own position included; 0 is no limit.
-    pub window: usize,
-}
-
-impl Attention {
-    /// The operands behind queries, keys and values.
-    pub fn extra_operands(&self) -> usize {
-        usize::from(self.cached) + usize::from(self.borders)
-    }
-
-    /// The keys that the query at position `t` sees, among `keys` in all, when the borders of its sample are these.
-    pub fn visible(&self, t: usize, keys: usize, borders: Option<&dyn Fn(usize) -> usize>) -> Range<usize> {
-        let mut first = borders.map_or(0, |border| border(t));
-        let mut end = match self.mask {
-            Mask::Causal => (t + 1).min(keys),
-            Mask::Full => match borders {
-                None => keys,
-                Some(border) => (t..keys).find(|&other| border(other) != first).unwrap_or(keys),
-            },
-        };
-        if self.window > 0 {
-            first = first.max((t + 1).saturating_sub(self.window));
-            end = end.min(t.saturating_add(self.window));
-        }
-        // Padding may lie past the end of a cache, and borders are data: a query always sees at least one key.
-        first.min(end.saturating_sub(1))..end
-    }
-}
 
 /// How a loss departs from plain cross-entropy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -85,6 +34,9 @@ pub enum Op {
     Linear {
         /// Whether there is a bias operand.
         bias: bool,
+        /// What x and w are rounded to (to nearest, ties to even) before they are multiplied; f32 rounds nothing. Sums
+        /// and results stay in f32, and numbers too small to be normal may count as zero.
+        products: DType,
     },
     /// `(x [..,C], gain [C], shift [C] if bias) → y [..,C], mean [N], rstd [N]`.
     LayerNorm {
@@ -153,9 +105,15 @@ pub enum Op {
         rows: usize,
     },
     /// `(d_y [..,M], w [M,K]) → d_x [..,K]`.
-    LinearGradInput,
+    LinearGradInput {
+        /// What both operands are rounded to before they are multiplied.
+        products: DType,
+    },
     /// `(d_y [..,M], x [..,K]) → d_w [M,K]`.
-    LinearGradWeight,
+    LinearGradWeight {
+        /// What both operands are rounded to before they are multiplied.
+        products: DType,
+    },
     /// `(d_y [..,M]) → d_b [M]`.
     LinearGradBias,
     /// `(d_y, x, gain, mean, rstd) → d_x`.
@@ -208,8 +166,8 @@ impl Op {
             Op::Sum => "sum",
             Op::Broadcast { .. } => "broadcast",
             Op::EmbedGrad { .. } => "embed_grad",
-            Op::LinearGradInput => "linear_grad_input",
-            Op::LinearGradWeight => "linear_grad_weight",
+            Op::LinearGradInput { .. } => "linear_grad_input",
+            Op::LinearGradWeight { .. } => "linear_grad_weight",
             Op::LinearGradBias => "linear_grad_bias",
             Op::LayerNormGradInput => "layer_norm_grad_input",
             Op::LayerNormGradParams { .. } => "layer_norm_grad_params",
@@ -224,6 +182,16 @@ impl Op {
         }
     }
 
+    /// What the op rounds the operands of its products to, if it has products.
+    pub fn products_mut(&mut self) -> Option<&mut DType> {
+        match self {
+            Op::Linear { products, .. } => Some(products),
+            Op::LinearGradInput { products } | Op::LinearGradWeight { products } => Some(products),
+            Op::Attention(attention) | Op::AttentionGrad(attention) => Some(&mut attention.products),
+            _ => None,
+        }
+    }
+
     /// The types of the outputs, or why the operands do not fit.
     pub fn outputs(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let rule = Rule { op: self, inputs };
@@ -235,7 +203,7 @@ impl Op {
                 let columns = table.shape.columns();
                 Ok(vec![TensorType { shape: ids.shape.with_inner(columns), dtype: table.dtype }])
             }
-            Op::Linear { bias } => {
+            Op::Linear { bias, .. } => {
                 let x = rule.at(0, 2 + usize::from(*bias))?;
                 let w = rule.at(1, inputs.len())?;
                 rule.ensure(w.shape.dims().len() == 2, "the weight must have two dimensions")?;
@@ -377,7 +345,7 @@ impl Op {
                 rule.ensure(d_y.shape.without_columns() == ids.shape, "there must be a gradient row per id")?;
                 Ok(vec![TensorType::new(&[*rows, d_y.shape.columns()], DType::F32)])
             }
-            Op::LinearGradInput => {
+            Op::LinearGradInput { .. } => {
                 let [d_y, w] = rule.operands()?;
                 rule.ensure(
                     w.shape.dims().len() == 2 && w.shape.dims()[0] == d_y.shape.columns(),
@@ -385,7 +353,7 @@ impl Op {
                 )?;
                 Ok(vec![TensorType { shape: d_y.shape.with_columns(w.shape.columns()), dtype: d_y.dtype }])
             }
-            Op::LinearGradWeight => {
+            Op::LinearGradWeight { .. } => {
                 let [d_y, x] = rule.operands()?;
                 rule.ensure(d_y.shape.rows() == x.shape.rows(), "both must have the same rows")?;
                 Ok(vec![TensorType::new(&[d_y.shape.columns(), x.shape.columns()], DType::F32)])
@@ -559,7 +527,7 @@ mod tests {
 
     #[test]
     fn shape_rules_give_the_outputs() {
-        check(Op::Linear { bias: true }, &[&[2, 3, 4], &[5, 4], &[5]], &[&[2, 3, 5]]);
+        check(Op::Linear { bias: true, products: DType::F32 }, &[&[2, 3, 4], &[5, 4], &[5]], &[&[2, 3, 5]]);
         check(Op::LayerNorm { eps: 1e-5, bias: false }, &[&[2, 3, 4], &[4]], &[&[2, 3, 4], &[6], &[6]]);
         check(Op::Split { sizes: vec![1, 3] }, &[&[2, 4]], &[&[2, 1], &[2, 3]]);
         check(Op::Concat, &[&[2, 1], &[2, 3]], &[&[2, 4]]);
@@ -570,13 +538,14 @@ mod tests {
     fn a_wrong_shape_is_an_error_that_names_the_shapes() {
         let x = TensorType::new(&[2, 3], DType::F32);
         let w = TensorType::new(&[5, 4], DType::F32);
-        let message = Op::Linear { bias: false }.outputs(&[x, w]).unwrap_err().to_string();
+        let message =
+            Op::Linear { bias: false, products: DType::F32 }.outputs(&[x, w]).unwrap_err().to_string();
         assert!(
             message.contains("linear") && message.contains("f32[2, 3]") && message.contains("f32[5, 4]"),
             "{message}"
         );
         assert!(Op::Add.outputs(&[x]).is_err());
-        assert!(Op::Linear { bias: true }.outputs(&[]).is_err());
+        assert!(Op::Linear { bias: true, products: DType::F32 }.outputs(&[]).is_err());
         assert!(Op::Concat.outputs(&[]).is_err());
         assert!(Op::Embed.outputs(&[w, x]).is_err(), "ids must be u32");
     }

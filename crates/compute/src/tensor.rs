@@ -43,11 +43,23 @@ impl DType {
     pub fn round(self, x: f64) -> f64 {
         match self {
             DType::F32 => f64::from(x as f32),
-            DType::BF16 => half::bf16::from_f64(x).to_f64(),
-            DType::F16 => half::f16::from_f64(x).to_f64(),
+            DType::BF16 => nearest(x, 7, -126, half::bf16::MAX.to_f64()),
+            DType::F16 => nearest(x, 10, -14, half::f16::MAX.to_f64()),
             DType::U32 => x,
         }
     }
+}
+
+/// The nearest number with this many bits behind the point, ties to even. Written out, because `half` looks at the upper 32
+/// bits of an f64 only and so takes what lies just beside the middle of two numbers for the middle.
+fn nearest(x: f64, mantissa_bits: i32, least_exponent: i32, max: f64) -> f64 {
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    let exponent = (x.to_bits() >> 52 & 0x7FF) as i32 - 1023;
+    let unit = 2f64.powi(exponent.max(least_exponent) - mantissa_bits);
+    let rounded = (x / unit).round_ties_even() * unit;
+    if rounded.abs() > max { f64::INFINITY.copysign(x) } else { rounded }
 }
 
 impl fmt::Display for DType {
@@ -163,5 +175,33 @@ impl TensorType {
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_takes_the_nearest_number_and_the_even_one_of_two() {
+        for (x, expected) in [
+            (0.0, 0.0),
+            (1.0 + 2f64.powi(-8), 1.0),
+            (1.0 + 2f64.powi(-8) + 2f64.powi(-40), 1.0 + 2f64.powi(-7)),
+            (1.0 + 3.0 * 2f64.powi(-8), 1.0 + 2f64.powi(-6)),
+            (-1.0 - 3.0 * 2f64.powi(-8) + 2f64.powi(-40), -1.0 - 2f64.powi(-7)),
+            (1e39, f64::INFINITY),
+            (2f64.powi(-133), 2f64.powi(-133)),
+            (2f64.powi(-135), 0.0),
+        ] {
+            assert_eq!(DType::BF16.round(x), expected, "{x}");
+        }
+        for bits in (0..=u32::MAX).step_by(65_521) {
+            let x = f32::from_bits(bits);
+            let (ours, theirs) = (DType::BF16.round(x.into()), half::bf16::from_f32(x).to_f64());
+            assert!(ours == theirs || ours.is_nan() && theirs.is_nan(), "{x}: {ours} and {theirs}");
+            let (ours, theirs) = (DType::F16.round(x.into()), half::f16::from_f32(x).to_f64());
+            assert!(ours == theirs || ours.is_nan() && theirs.is_nan(), "{x}: {ours} and {theirs}");
+        }
     }
 }

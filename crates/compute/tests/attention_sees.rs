@@ -1,6 +1,6 @@
 //! Which keys a query sees, against the definition: a backend and its oracle share the rule, so it has an oracle of its own.
 
-use ironmill_compute::{Attention, Mask};
+use ironmill_compute::{Attention, DType, Mask};
 
 /// The keys that the definition lets query `t` see, one by one.
 fn by_definition(attention: &Attention, t: usize, keys: usize, borders: Option<&[usize]>) -> Vec<usize> {
@@ -27,7 +27,15 @@ fn a_query_sees_the_keys_that_mask_document_and_window_allow() {
     let documents: [&[usize]; 4] = [&[0; 9], &[0, 1, 1, 1, 4, 4, 6, 7, 7], &[0, 1, 2, 3], &[0]];
     for mask in [Mask::Causal, Mask::Full] {
         for window in [0, 1, 2, 3, 8, 9, 10, usize::MAX] {
-            let attention = Attention { heads: 1, kv_heads: 1, mask, cached: false, borders: false, window };
+            let attention = Attention {
+                heads: 1,
+                kv_heads: 1,
+                mask,
+                cached: false,
+                borders: false,
+                window,
+                products: DType::F32,
+            };
             for keys in [1, 2, 9] {
                 check(attention, keys, None);
             }
@@ -41,8 +49,15 @@ fn a_query_sees_the_keys_that_mask_document_and_window_allow() {
 #[test]
 fn a_query_past_the_end_of_a_cache_still_sees_a_key() {
     for window in [0, 1, 3] {
-        let attention =
-            Attention { heads: 1, kv_heads: 1, mask: Mask::Causal, cached: true, borders: false, window };
+        let attention = Attention {
+            heads: 1,
+            kv_heads: 1,
+            mask: Mask::Causal,
+            cached: true,
+            borders: false,
+            window,
+            products: DType::F32,
+        };
         for t in [4, 5, 9] {
             let seen = attention.visible(t, 5, None);
             assert!(!seen.is_empty() && seen.end <= 5, "{seen:?}");

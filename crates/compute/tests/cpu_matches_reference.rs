@@ -2,7 +2,7 @@
 
 mod cases;
 
-use cases::{Case, Data, all, indices, largest, random, reals, run};
+use cases::{Case, Data, PRODUCTS, all, indices, largest, random, reals, run};
 use ironmill_compute::{
     Cpu, DType, Device, Error, IGNORED, Kernel, LossShape, Op, Reference, Result, TensorType,
     cpu::InstructionSet,
@@ -34,7 +34,7 @@ fn cpu(threads: usize, set: InstructionSet) -> Option<Cpu> {
 fn every_kernel_matches_the_reference_under_every_instruction_set() {
     let mut failures = Vec::new();
     for case in all() {
-        let expected = run(&mut Reference::exact(), &case).unwrap();
+        let expected = case.expected();
         for set in InstructionSet::ALL {
             let Some(mut cpu) = cpu(2, set) else { continue };
             let actual = run(&mut cpu, &case).unwrap();
@@ -48,12 +48,13 @@ fn every_kernel_matches_the_reference_under_every_instruction_set() {
 #[test]
 fn an_error_of_four_bounds_fails() {
     for case in all() {
-        let expected = run(&mut Reference::exact(), &case).unwrap();
+        let expected = case.expected();
         let actual = run(&mut Cpu::new(1).unwrap(), &case).unwrap();
         for output in 0..actual.len() {
             let scale = largest(&expected[output]);
             let bound = case.bound(output, &expected[output]);
-            assert!(bound <= 3e-5 * scale, "the bound {bound} says little about {scale} in {}", case.name());
+            let is_narrow = bound <= 3e-5 * scale || case.has_computed_factors();
+            assert!(is_narrow, "the bound {bound} says little about {scale} in {}", case.name());
             let mut wrong = actual.clone();
             let middle = wrong[output].len() / 2;
             wrong[output][middle] += (4.0 * bound).max(1e-12);
@@ -79,20 +80,21 @@ fn any_number_of_threads_gives_the_same_bits() {
 
 #[test]
 fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
-    let (n, k) = (130, 900);
-    for set in InstructionSet::ALL {
+    let (n, k) = (130, 901);
+    for (set, products) in InstructionSet::ALL.into_iter().flat_map(|set| PRODUCTS.map(|of| (set, of))) {
         let Some(mut cpu) = cpu(2, set) else { continue };
         let mut product = |m: usize| {
             let x = random(&[100, k], 1);
             let Data::Real(x) = x.data else { panic!("numbers") };
             let inputs = vec![reals(&[m, k], x[..m * k].to_vec()), random(&[n, k], 2)];
             let outputs = vec![random(&[m, n], 3)];
-            let case = Case { kernel: Kernel::Op(Op::Linear { bias: false }), inputs, outputs, terms: k };
+            let case =
+                Case { kernel: Kernel::Op(Op::Linear { bias: false, products }), inputs, outputs, terms: k };
             run(&mut cpu, &case).unwrap().remove(0)[..n].to_vec()
         };
         let alone = product(1);
         for m in [2, 7, 33, 100] {
-            assert_eq!(product(m), alone, "{set}, {m} rows");
+            assert_eq!(product(m), alone, "{set}, {products}, {m} rows");
         }
     }
 }
@@ -195,5 +197,17 @@ fn a_sequence_ends_with_the_memory_it_names() {
 #[test]
 fn a_description_names_the_instructions_and_the_threads() {
     let cpu = Cpu::with_instruction_set(3, InstructionSet::Portable).unwrap().unwrap();
-    assert_eq!(cpu.describe(), "cpu: portable kernels in f32, 3 threads");
+    assert_eq!(cpu.describe(), "cpu: portable kernels, 3 threads");
+}
+
+#[test]
+fn numbers_too_small_to_be_normal_may_count_as_zero_in_products_of_bf16() {
+    for set in InstructionSet::ALL {
+        let Some(mut cpu) = cpu(1, set) else { continue };
+        let inputs = vec![reals(&[1, 2], vec![1e-40, 1.0]), reals(&[2, 2], vec![1.0, 0.0, 1.0, 1.0])];
+        let kernel = Kernel::Op(Op::Linear { bias: false, products: DType::BF16 });
+        let case = Case { kernel, inputs, outputs: vec![random(&[1, 2], 1)], terms: 2 };
+        let y = run(&mut cpu, &case).unwrap().remove(0);
+        assert!((0.0..=1.01e-40).contains(&y[0]) && y[1] == 1.0, "{set}: {y:?}");
+    }
 }

@@ -46,8 +46,15 @@ fn a_gate_must_have_the_shape_of_what_it_gates() {
 
 #[test]
 fn borders_are_an_index_per_query_and_not_for_caches() {
-    let attention =
-        Attention { heads: 2, kv_heads: 1, mask: Mask::Causal, cached: false, borders: true, window: 0 };
+    let attention = Attention {
+        heads: 2,
+        kv_heads: 1,
+        mask: Mask::Causal,
+        cached: false,
+        borders: true,
+        window: 0,
+        products: DType::F32,
+    };
     let (q, k) = (f32s(&[2, 3, 8]), f32s(&[2, 3, 4]));
     assert!(Op::Attention(attention).outputs(&[q, k, k, u32s(&[2, 3])]).is_ok());
     check(Op::Attention(attention), &[q, k, k], "4 operands");

@@ -149,13 +149,14 @@ impl Graph {
                     d_inputs[0] = Some(self.op1(Op::EmbedGrad { rows }, &[inputs[1], d_y])?);
                 }
             }
-            Op::Linear { bias } => {
+            Op::Linear { bias, products } => {
+                let products = *products;
                 let Some(d_y) = main else { return refuse() };
                 if needs[0] {
-                    d_inputs[0] = Some(self.op1(Op::LinearGradInput, &[d_y, inputs[1]])?);
+                    d_inputs[0] = Some(self.op1(Op::LinearGradInput { products }, &[d_y, inputs[1]])?);
                 }
                 if needs[1] {
-                    d_inputs[1] = Some(self.op1(Op::LinearGradWeight, &[d_y, inputs[0]])?);
+                    d_inputs[1] = Some(self.op1(Op::LinearGradWeight { products }, &[d_y, inputs[0]])?);
                 }
                 if *bias && needs[2] {
                     d_inputs[2] = Some(self.op1(Op::LinearGradBias, &[d_y])?);
@@ -262,8 +263,8 @@ impl Graph {
                 d_inputs[0] = Some(self.op1(Op::Sum, &[d_y])?);
             }
             Op::EmbedGrad { .. }
-            | Op::LinearGradInput
-            | Op::LinearGradWeight
+            | Op::LinearGradInput { .. }
+            | Op::LinearGradWeight { .. }
             | Op::LinearGradBias
             | Op::LayerNormGradInput
             | Op::LayerNormGradParams { .. }

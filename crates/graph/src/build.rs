@@ -50,7 +50,7 @@ impl Graph {
     pub fn linear(&mut self, x: Tensor, w: Tensor, bias: Option<Tensor>) -> Result<Tensor> {
         let mut inputs = vec![x, w];
         inputs.extend(bias);
-        self.op1(Op::Linear { bias: bias.is_some() }, &inputs)
+        self.op1(Op::Linear { bias: bias.is_some(), products: DType::F32 }, &inputs)
     }
 
     /// Rows brought to mean 0 and variance 1, then scaled and shifted.
@@ -155,7 +155,7 @@ impl Graph {
 
 fn attention(heads: Heads, cached: bool) -> Attention {
     let Heads { queries, keys, mask, window } = heads;
-    Attention { heads: queries, kv_heads: keys, mask, cached, borders: false, window }
+    Attention { heads: queries, kv_heads: keys, mask, cached, borders: false, window, products: DType::F32 }
 }
 
 /// The cosines and sines of rotary positions: row p of `[positions, 2·frequencies]` holds cos(p·f) for each frequency, then

@@ -3,6 +3,9 @@
 //! Every rule looks for a producer and its only consumers and puts one kernel in their place whose expansion is exactly
 //! what was there. Rules never move a write to state across another write to the same state.
 
+mod attention;
+mod pairs;
+
 use ironmill_compute::{DType, HeadLoss, Kernel, LossShape, Op, TensorType, kernel::head_chunk_rows};
 
 use crate::graph::{Graph, Kind, Node, Tensor};
@@ -12,6 +15,10 @@ pub(crate) fn apply(graph: &mut Graph) {
     fuse_state_writes(graph);
     while fuse_one_head(graph) {}
     while fuse_one_add_and_norm(graph) {}
+    while pairs::fuse_one_norm_gradient_and_add(graph) {}
+    while pairs::fuse_one_product_and_gelu(graph) {}
+    while pairs::fuse_one_product_and_gelu_gradient(graph) {}
+    while attention::fuse_one_split(graph) {}
     drop_unread(graph);
 }
 
@@ -24,7 +31,7 @@ fn fuse_state_writes(graph: &mut Graph) {
         let Kernel::Op(op) = &node.kernel else { continue };
         if !matches!(
             op,
-            Op::LinearGradWeight
+            Op::LinearGradWeight { .. }
                 | Op::LinearGradBias
                 | Op::LayerNormGradParams { .. }
                 | Op::RmsNormGradGain { .. }
@@ -81,6 +88,7 @@ struct Head {
     linear: usize,
     loss: usize,
     shape: LossShape,
+    products: DType,
     loss_grad: Option<usize>,
     grad_input: Option<usize>,
     grad_weight: Option<usize>,
@@ -88,16 +96,15 @@ struct Head {
 
 fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<Head> {
     let node = &graph.nodes[linear];
-    if node.kernel != Kernel::Op(Op::Linear { bias: false }) {
-        return None;
-    }
+    let Kernel::Op(Op::Linear { bias: false, products }) = node.kernel else { return None };
     let logits = node.outputs[0];
     let (&loss, rest) = readers[logits.0].split_first()?;
     let Kernel::Op(Op::CrossEntropy(shape)) = graph.nodes[loss].kernel else { return None };
     if [logits, graph.nodes[loss].outputs[1]].iter().any(|t| graph.kept.contains(t)) {
         return None;
     }
-    let mut head = Head { linear, loss, shape, loss_grad: None, grad_input: None, grad_weight: None };
+    let mut head =
+        Head { linear, loss, shape, products, loss_grad: None, grad_input: None, grad_weight: None };
     let log_sum_exp = graph.nodes[loss].outputs[1];
     match rest {
         [] => return readers[log_sum_exp.0].is_empty().then_some(head),
@@ -119,11 +126,13 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
     for &reader in &readers[d_logits.0] {
         let (kernel, inputs) = (&graph.nodes[reader].kernel, &graph.nodes[reader].inputs);
         match kernel {
-            Kernel::Op(Op::LinearGradInput) if inputs[1] == node.inputs[1] && head.grad_input.is_none() => {
+            Kernel::Op(Op::LinearGradInput { products: other })
+                if *other == products && inputs[1] == node.inputs[1] && head.grad_input.is_none() =>
+            {
                 head.grad_input = Some(reader);
             }
-            Kernel::OpInto { op: Op::LinearGradWeight, .. }
-                if inputs[1] == node.inputs[0] && head.grad_weight.is_none() =>
+            Kernel::OpInto { op: Op::LinearGradWeight { products: other }, .. }
+                if *other == products && inputs[1] == node.inputs[0] && head.grad_weight.is_none() =>
             {
                 // The write moves up to the loss's gradient, so no other write to the same place may lie between.
                 if touches(&graph.nodes[loss_grad + 1..reader], graph, graph.nodes[reader].outputs[0]) {
@@ -164,7 +173,7 @@ fn replace_head(graph: &mut Graph, head: Head) {
         outputs.push(graph.nodes[grad_weight].outputs[0]);
     }
     let (loss, d_input) = (head.shape, head.grad_input.is_some());
-    let kernel = Kernel::HeadLoss(HeadLoss { chunk_rows, loss, d_input, d_weight });
+    let kernel = Kernel::HeadLoss(HeadLoss { chunk_rows, loss, products: head.products, d_input, d_weight });
 
     // What reads the losses before the gradient exists (their sum, its bookkeeping) moves behind the fused kernel.
     let place = head.loss_grad.unwrap_or(head.loss);
@@ -194,8 +203,10 @@ fn replace_head(graph: &mut Graph, head: Head) {
 fn fuse_one_add_and_norm(graph: &mut Graph) -> bool {
     let producers = producers(graph);
     for norm in 0..graph.nodes.len() {
-        let Kernel::Op(Op::LayerNorm { eps, bias }) = graph.nodes[norm].kernel else {
-            continue;
+        let kernel = match graph.nodes[norm].kernel {
+            Kernel::Op(Op::LayerNorm { eps, bias }) => Kernel::AddLayerNorm { eps, bias },
+            Kernel::Op(Op::RmsNorm { eps }) => Kernel::AddRmsNorm { eps },
+            _ => continue,
         };
         let Some(add) = producers[graph.nodes[norm].inputs[0].0] else {
             continue;
@@ -209,7 +220,7 @@ fn fuse_one_add_and_norm(graph: &mut Graph) -> bool {
         inputs.extend_from_slice(parameters);
         let mut outputs = graph.nodes[add].outputs.clone();
         outputs.extend_from_slice(&graph.nodes[norm].outputs);
-        graph.nodes[add] = Node { kernel: Kernel::AddLayerNorm { eps, bias }, inputs, outputs };
+        graph.nodes[add] = Node { kernel, inputs, outputs };
         graph.nodes.remove(norm);
         return true;
     }

@@ -3,6 +3,8 @@
 //! A model is written in f32. Under a working type, every parameter that an op reads is replaced by its working copy, and
 //! the types of all values follow from the ops' own rules: activations in the working type; statistics, losses and weight
 //! gradients in f32. Masters, gradients and moments stay f32.
+//!
+//! Where everything is stored in f32 and only products are narrower, nothing is cast: the ops say what they round to.
 
 use ironmill_compute::{DType, Kernel, TensorType};
 
@@ -16,6 +18,8 @@ use crate::{
 pub enum Precision {
     /// Everything in f32: no casts.
     F32,
+    /// Everything is stored in f32, and operands of products are rounded to this type on their way to be multiplied.
+    Products(DType),
     /// Parameters are read from a copy in this type, laid out as the masters are.
     Working {
         /// The type of the copy.
@@ -29,8 +33,19 @@ pub enum Precision {
 
 /// Applies a policy to a program.
 pub(crate) fn apply(graph: &mut Graph, precision: Precision) -> Result<()> {
-    let Precision::Working { dtype, masters, copy } = precision else {
-        return Ok(());
+    let (dtype, masters, copy) = match precision {
+        Precision::F32 => return Ok(()),
+        Precision::Products(dtype) => {
+            for node in &mut graph.nodes {
+                if let Kernel::Op(op) = &mut node.kernel
+                    && let Some(products) = op.products_mut()
+                {
+                    *products = dtype;
+                }
+            }
+            return Ok(());
+        }
+        Precision::Working { dtype, masters, copy } => (dtype, masters, copy),
     };
     for index in 0..graph.nodes.len() {
         let Kernel::Op(op) = graph.nodes[index].kernel.clone() else {
@@ -84,8 +99,37 @@ mod tests {
     fn keeps_f32(op: &Op) -> bool {
         matches!(
             op,
-            Op::CrossEntropy(_) | Op::Sum | Op::LinearGradWeight | Op::LinearGradBias | Op::EmbedGrad { .. }
+            Op::CrossEntropy(_)
+                | Op::Sum
+                | Op::LinearGradWeight { .. }
+                | Op::LinearGradBias
+                | Op::EmbedGrad { .. }
         )
+    }
+
+    #[test]
+    fn every_product_takes_the_type_of_products_and_nothing_else_changes() {
+        let mut g = Graph::new();
+        let x = g.input("x", &[2, 3, 4], DType::F32);
+        let w = g.input("w", &[4, 4], DType::F32);
+        let seed = g.input("seed", &[2, 3, 4], DType::F32);
+        let heads = crate::Heads { queries: 2, keys: 2, mask: ironmill_compute::Mask::Causal, window: 0 };
+        let a = g.attention([x, x, x], None, heads).unwrap();
+        let y = g.linear(a, w, None).unwrap();
+        g.gradients(&[(y, seed)], &[x, w]).unwrap();
+        let before = g.clone();
+        apply(&mut g, Precision::Products(DType::BF16)).unwrap();
+        let mut products = 0;
+        for node in &mut g.nodes {
+            if let Kernel::Op(op) = &mut node.kernel
+                && let Some(of) = op.products_mut()
+            {
+                assert_eq!(std::mem::replace(of, DType::F32), DType::BF16, "{}", node.kernel.name());
+                products += 1;
+            }
+        }
+        assert_eq!((products, g.nodes), (5, before.nodes));
+        assert_eq!(g.tensors, before.tensors);
     }
 
     #[test]

@@ -20,8 +20,11 @@ pub fn products(device: &mut dyn Device) -> Result<f64> {
         Ok(view)
     };
     let (x, w, y) = (place()?, place()?, place()?);
-    let product =
-        Launch { kernel: Kernel::Op(Op::Linear { bias: false }), inputs: vec![x, w], outputs: vec![y] };
+    let product = Launch {
+        kernel: Kernel::Op(Op::Linear { bias: false, products: DType::F32 }),
+        inputs: vec![x, w],
+        outputs: vec![y],
+    };
     let sequence = device.bind(&[product])?;
     let mut best = f64::INFINITY;
     let started = Instant::now();

@@ -4,7 +4,7 @@ use super::memory::DEVICE;
 use crate::{
     device::Launch,
     error::{Error, Result},
-    kernel::{HeadLoss, Kernel, UpdateRange},
+    kernel::{HeadLoss, Kernel, UpdateRange, joint_parts},
     op::{Attention, Op},
     tensor::{DType, TensorType},
 };
@@ -32,7 +32,7 @@ impl Rule<'_> {
             Kernel::OpInto { op, .. } => {
                 let has_kernel = matches!(
                     op,
-                    Op::LinearGradWeight
+                    Op::LinearGradWeight { .. }
                         | Op::LinearGradBias
                         | Op::LayerNormGradParams { .. }
                         | Op::RmsNormGradGain { .. }
@@ -63,6 +63,48 @@ impl Rule<'_> {
                 let mut expected = Op::LayerNorm { eps: *eps, bias: *bias }.outputs(&inputs[1..])?;
                 expected.insert(0, inputs[0]);
                 self.outputs(&expected)
+            }
+            Kernel::AddRmsNorm { eps } => {
+                self.count(3, 3)?;
+                self.ensure(inputs[0].shape == inputs[1].shape, "both summands must have one shape")?;
+                let mut expected = Op::RmsNorm { eps: *eps }.outputs(&inputs[1..])?;
+                expected.insert(0, inputs[0]);
+                self.outputs(&expected)
+            }
+            Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd => {
+                let is_layer_norm = *self.kernel == Kernel::LayerNormGradAdd;
+                let op = if is_layer_norm { Op::LayerNormGradInput } else { Op::RmsNormGradInput };
+                self.count(if is_layer_norm { 6 } else { 5 }, 1)?;
+                let (other, own) = (inputs[inputs.len() - 1], &inputs[..inputs.len() - 1]);
+                self.ensure(other.shape == inputs[0].shape, "both summands must have one shape")?;
+                self.outputs(&op.outputs(own)?)
+            }
+            &Kernel::LinearGelu { bias, products } => {
+                let h = Op::Linear { bias, products }.outputs(inputs)?[0];
+                self.outputs(&[h, h])
+            }
+            &Kernel::LinearGradGelu { products } => {
+                self.count(3, 1)?;
+                let d_h = Op::LinearGradInput { products }.outputs(&inputs[..2])?[0];
+                self.ensure(inputs[2].shape == d_h.shape, "gradient and input must have one shape")?;
+                self.outputs(&[d_h])
+            }
+            Kernel::JointAttention(attention) => {
+                let extra = attention.extra_operands();
+                self.count(1 + extra, 2)?;
+                let parts = self.joint(attention, inputs[0])?;
+                self.outputs(&Op::Attention(*attention).outputs(&[&parts, &inputs[1..]].concat())?)
+            }
+            Kernel::JointAttentionGrad(attention) => {
+                self.count(4 + attention.extra_operands(), 1)?;
+                let parts = self.joint(attention, inputs[1])?;
+                let operands = [&inputs[..1], &parts, &inputs[2..]].concat();
+                Op::AttentionGrad(*attention).outputs(&operands)?;
+                self.ensure(
+                    inputs[3].shape.elements() == inputs[1].shape.rows() * attention.heads,
+                    "there must be a statistic per query and head",
+                )?;
+                self.outputs(&inputs[1..2])
             }
             Kernel::HeadLoss(head) => self.head(head),
             Kernel::GlobalNorm => {
@@ -96,11 +138,21 @@ impl Rule<'_> {
         }
     }
 
+    /// The types of queries, keys and values that lie side by side.
+    fn joint(&self, attention: &Attention, qkv: TensorType) -> Result<[TensorType; 3]> {
+        self.ensure(!attention.cached, "a cache holds no queries")?;
+        let parts = joint_parts(attention, qkv.shape);
+        let columns = qkv.shape.columns();
+        let fits = qkv.shape.dims().len() == 3 && parts.iter().sum::<usize>() == columns && columns > 0;
+        self.ensure(fits, "queries, keys and values must be columns of [B,T,(H + 2·Hkv)·D]")?;
+        Ok(parts.map(|columns| TensorType { shape: qkv.shape.with_columns(columns), dtype: qkv.dtype }))
+    }
+
     fn head(&self, head: &HeadLoss) -> Result<()> {
         let gradients = usize::from(head.d_input) + usize::from(head.d_weight.is_some());
         self.count(4 + usize::from(head.has_gradient()), 2 + gradients)?;
         let (inputs, outputs) = (self.inputs, self.outputs);
-        let logits = Op::Linear { bias: false }.outputs(&inputs[..2])?[0];
+        let logits = Op::Linear { bias: false, products: head.products }.outputs(&inputs[..2])?[0];
         let losses = Op::CrossEntropy(head.loss).outputs(&[logits, inputs[2], inputs[3]])?[0];
         self.ensure(outputs[0] == losses, "there must be a loss per row")?;
         if head.has_gradient() {
@@ -179,6 +231,8 @@ impl Rule<'_> {
             },
             Kernel::CacheAppend => index == 1,
             Kernel::HeadLoss(_) => index == 2,
+            Kernel::JointAttention(_) => index >= 1,
+            Kernel::JointAttentionGrad(_) => index == 4,
             _ => false,
         }
     }

@@ -23,12 +23,13 @@ pub(super) fn needs(simd: Simd, head: &HeadLoss, x: Shape, w: Shape) -> Needs {
     let mut needs = Needs::default();
     // The last chunk may be shorter.
     for chunk in [head.chunk_rows.min(rows), rows % head.chunk_rows] {
-        needs.include(gemm::needs(simd, chunk, vocabulary, columns));
+        let mut include = |sizes| needs.include(gemm::needs(simd, head.products, sizes));
+        include([chunk, vocabulary, columns]);
         if head.d_input {
-            needs.include(gemm::needs(simd, chunk, columns, vocabulary));
+            include([chunk, columns, vocabulary]);
         }
         if head.d_weight.is_some() {
-            needs.include(gemm::needs(simd, vocabulary, columns, chunk));
+            include([vocabulary, columns, chunk]);
         }
     }
     needs
@@ -56,7 +57,7 @@ pub(super) fn head_loss(
         let count = chunk.len();
         let logits = &mut workspace[..count * vocabulary];
         let x = Matrix::new(&x[first * columns..chunk.end * columns], count, columns);
-        gemm::multiply(context, Product { a: x, b: w.transposed(), bias: None, add: false }, logits);
+        gemm::multiply(context, product(head, x, w.transposed(), false), logits);
 
         let tile = tile_rows(vocabulary);
         let grids =
@@ -77,12 +78,16 @@ pub(super) fn head_loss(
         let d_logits = Matrix::new(logits, count, vocabulary);
         if let Some(d_x) = &mut d_x {
             let d_x = &mut d_x[first * columns..chunk.end * columns];
-            gemm::multiply(context, Product { a: d_logits, b: w, bias: None, add: false }, d_x);
+            gemm::multiply(context, product(head, d_logits, w, false), d_x);
         }
         if let Some(d_w) = &mut d_w {
             let add = head.d_weight == Some(true) || first > 0;
-            gemm::multiply(context, Product { a: d_logits.transposed(), b: x, bias: None, add }, d_w);
+            gemm::multiply(context, product(head, d_logits.transposed(), x, add), d_w);
         }
     }
     Ok(())
+}
+
+fn product<'a>(head: &HeadLoss, a: Matrix<'a>, b: Matrix<'a>, add: bool) -> Product<'a> {
+    Product { a, b, bias: None, add, products: head.products }
 }

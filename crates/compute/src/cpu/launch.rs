@@ -1,25 +1,53 @@
 //! From a kernel to the function that runs it, and the working memory that it takes.
 
 use super::{
-    Context, Needs, attention, gemm, gemm::Matrix, gemm::Product, head, memory::Operands, rows, simd::Simd,
+    Context, Needs,
+    attention::{self, Sizes},
+    gemm,
+    gemm::Matrix,
+    gemm::Product,
+    head,
+    memory::Operands,
+    rows,
+    simd::Simd,
     vector,
 };
-use crate::{device::Launch, error::Result, kernel::Kernel, op::Op, tensor::Shape};
+use crate::{
+    device::Launch,
+    error::Result,
+    kernel::Kernel,
+    op::Op,
+    tensor::{DType, Shape},
+};
 
 /// The working memory of a checked launch.
 pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
     let input = |index: usize| -> Shape { launch.inputs[index].of.shape };
     match &launch.kernel {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
-            Op::Linear { .. } => gemm::needs(simd, input(0).rows(), input(1).rows(), input(1).columns()),
-            Op::LinearGradInput => gemm::needs(simd, input(0).rows(), input(1).columns(), input(1).rows()),
-            Op::LinearGradWeight => {
-                gemm::needs(simd, input(0).columns(), input(1).columns(), input(0).rows())
+            Op::Linear { products, .. } => {
+                gemm::needs(simd, *products, [input(0).rows(), input(1).rows(), input(1).columns()])
             }
-            Op::Attention(of) => attention::needs(simd, of, input(0), input(1)),
-            Op::AttentionGrad(of) => attention::grad_needs(simd, of, input(1), input(2)),
+            Op::LinearGradInput { products } => {
+                gemm::needs(simd, *products, [input(0).rows(), input(1).columns(), input(1).rows()])
+            }
+            Op::LinearGradWeight { products } => {
+                gemm::needs(simd, *products, [input(0).columns(), input(1).columns(), input(0).rows()])
+            }
+            Op::Attention(of) => attention::needs(simd, Sizes::apart(of, input(0), input(1))),
+            Op::AttentionGrad(of) => attention::grad_needs(simd, Sizes::apart(of, input(1), input(2))),
+            Op::LinearGradBias => rows::norm::sum_needs(input(0).rows(), input(0).columns()),
+            Op::LayerNormGradParams { .. } => rows::norm::sum_needs(input(0).rows(), 2 * input(0).columns()),
             _ => Needs::default(),
         },
+        Kernel::LinearGelu { products, .. } => {
+            gemm::needs(simd, *products, [input(0).rows(), input(1).rows(), input(1).columns()])
+        }
+        Kernel::LinearGradGelu { products } => {
+            gemm::needs(simd, *products, [input(0).rows(), input(1).columns(), input(1).rows()])
+        }
+        Kernel::JointAttention(of) => attention::needs(simd, Sizes::joint(of, input(0))),
+        Kernel::JointAttentionGrad(of) => attention::grad_needs(simd, Sizes::joint(of, input(1))),
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
         Kernel::GlobalNorm => {
             Needs { partials: rows::update::partial_count(input(0).elements()), ..Needs::default() }
@@ -28,6 +56,9 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::AddLayerNorm { .. }
+        | Kernel::AddRmsNorm { .. }
+        | Kernel::LayerNormGradAdd
+        | Kernel::RmsNormGradAdd
         | Kernel::Adam(_)
         | Kernel::Sgd(_) => Needs::default(),
     }
@@ -42,6 +73,37 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::StateWrite { add } => rows::pointwise::write(context, operands, *add),
         Kernel::CacheAppend => rows::copy::cache_append(context, operands),
         Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
+        Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),
+        Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),
+        Kernel::RmsNormGradAdd => rows::norm::rms_norm_grad_input(context, operands, true),
+        &Kernel::LinearGelu { bias, products } => {
+            let (simd, product) = (context.simd, linear(operands, bias, products));
+            let outputs = [operands.output(0), operands.output(1)];
+            gemm::multiply_then(context, product, outputs, |[h, y], _| {
+                for row in 0..h.rows() {
+                    vector::gelu(simd, h.row_mut(row), y.row_mut(row));
+                }
+            });
+        }
+        &Kernel::LinearGradGelu { products } => {
+            let (simd, a, b, h) = (context.simd, matrix(operands, 0), matrix(operands, 1), operands.input(2));
+            let columns = operands.input_type(2).shape.columns();
+            let product = Product { a, b, bias: None, add: false, products };
+            gemm::multiply_then(context, product, [operands.output(0)], |[d_h], column| {
+                for row in 0..d_h.rows() {
+                    let h = &h[(d_h.row + row) * columns + column..][..d_h.columns()];
+                    vector::multiply_by_gelu_slope(simd, h, d_h.row_mut(row));
+                }
+            });
+        }
+        Kernel::JointAttention(of) => {
+            let sizes = Sizes::joint(of, operands.input_type(0).shape);
+            attention::attention(context, operands, sizes);
+        }
+        Kernel::JointAttentionGrad(of) => {
+            let sizes = Sizes::joint(of, operands.input_type(1).shape);
+            attention::attention_grad(context, operands, sizes);
+        }
         Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
         Kernel::GlobalNorm => rows::update::global_norm(context, operands),
         Kernel::Adam(of) => rows::update::adam(context, operands, of),
@@ -54,17 +116,19 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
 fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: bool) -> Result<()> {
     match op {
         Op::Embed => return rows::embed::embed(context, operands),
-        Op::Linear { bias } => {
-            let bias = bias.then(|| operands.input(2));
-            let (x, w) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(context, Product { a: x, b: w.transposed(), bias, add }, operands.output(0));
+        &Op::Linear { bias, products } => {
+            let product = linear(operands, bias, products);
+            gemm::multiply(context, product, operands.output(0));
         }
         Op::LayerNorm { eps, bias } => rows::norm::layer_norm(context, operands, *eps, *bias),
         Op::RmsNorm { eps } => rows::norm::rms_norm(context, operands, *eps),
         Op::Rope { inverse } => return rows::embed::rope(context, operands, *inverse),
         Op::Split { .. } => rows::copy::split(context, operands),
         Op::Concat => rows::copy::concat(context, operands),
-        Op::Attention(of) => attention::attention(context, operands, of),
+        Op::Attention(of) => {
+            let sizes = Sizes::apart(of, operands.input_type(0).shape, operands.input_type(1).shape);
+            attention::attention(context, operands, sizes);
+        }
         Op::Gelu => rows::pointwise::activate(context, operands, vector::gelu),
         Op::GeluErf => rows::pointwise::activate(context, operands, vector::gelu_erf),
         Op::ReluSquared => rows::pointwise::activate(context, operands, vector::relu_squared),
@@ -77,23 +141,22 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         Op::Sum => rows::pointwise::sum(context, operands),
         Op::Broadcast { .. } => rows::pointwise::broadcast(context, operands),
         Op::EmbedGrad { .. } => return rows::embed::embed_grad(context, operands, add),
-        Op::LinearGradInput => {
-            let (d_y, w) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(context, Product { a: d_y, b: w, bias: None, add }, operands.output(0));
+        &Op::LinearGradInput { products } => {
+            let (a, b) = (matrix(operands, 0), matrix(operands, 1));
+            gemm::multiply(context, Product { a, b, bias: None, add, products }, operands.output(0));
         }
-        Op::LinearGradWeight => {
-            let (d_y, x) = (matrix(operands, 0), matrix(operands, 1));
-            gemm::multiply(
-                context,
-                Product { a: d_y.transposed(), b: x, bias: None, add },
-                operands.output(0),
-            );
+        &Op::LinearGradWeight { products } => {
+            let (a, b) = (matrix(operands, 0).transposed(), matrix(operands, 1));
+            gemm::multiply(context, Product { a, b, bias: None, add, products }, operands.output(0));
         }
         Op::LinearGradBias => rows::norm::linear_grad_bias(context, operands, add),
-        Op::LayerNormGradInput => rows::norm::layer_norm_grad_input(context, operands),
+        Op::LayerNormGradInput => rows::norm::layer_norm_grad_input(context, operands, false),
         Op::LayerNormGradParams { bias } => rows::norm::layer_norm_grad_params(context, operands, *bias, add),
-        Op::AttentionGrad(of) => attention::attention_grad(context, operands, of),
-        Op::RmsNormGradInput => rows::norm::rms_norm_grad_input(context, operands),
+        Op::AttentionGrad(of) => {
+            let sizes = Sizes::apart(of, operands.input_type(1).shape, operands.input_type(2).shape);
+            attention::attention_grad(context, operands, sizes);
+        }
+        Op::RmsNormGradInput => rows::norm::rms_norm_grad_input(context, operands, false),
         Op::RmsNormGradGain { .. } => rows::norm::rms_norm_grad_gain(context, operands, add),
         Op::GeluGrad => rows::pointwise::combine(context, operands, vector::gelu_grad),
         Op::GeluErfGrad => rows::pointwise::combine(context, operands, vector::gelu_erf_grad),
@@ -104,6 +167,12 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         }
     }
     Ok(())
+}
+
+/// x·wᵀ of the first two inputs, with the third as bias.
+fn linear<'a>(operands: &Operands<'a>, bias: bool, products: DType) -> Product<'a> {
+    let bias = bias.then(|| operands.input(2));
+    Product { a: matrix(operands, 0), b: matrix(operands, 1).transposed(), bias, add: false, products }
 }
 
 /// An input as a matrix of its rows.

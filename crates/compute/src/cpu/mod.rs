@@ -1,4 +1,5 @@
-//! The processor's own backend: blocked, vectorised and threaded kernels in f32.
+//! The processor's own backend: blocked, vectorised and threaded kernels. Everything is stored and summed in f32; products
+//! can be of bf16.
 //!
 //! Results depend on the shapes and the instruction set, never on the number of threads: work is cut into tiles by shape
 //! alone, and every sum has one owner or runs over a fixed list of tiles in order. Working memory is set aside when a
@@ -124,7 +125,7 @@ impl Device for Cpu {
     fn describe(&self) -> String {
         let threads = self.threads();
         let plural = if threads == 1 { "" } else { "s" };
-        format!("{DEVICE}: {} kernels in f32, {threads} thread{plural}", self.simd.set())
+        format!("{DEVICE}: {} kernels, {threads} thread{plural}", self.simd.set())
     }
 
     fn element_bytes(&self, dtype: DType) -> usize {

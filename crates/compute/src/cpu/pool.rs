@@ -350,6 +350,44 @@ mod tests {
         }
     }
 
+    /// A neighbour's threads hold every core: workers wake late or not at all, and callers must neither wait for them nor
+    /// spin their time away.
+    #[test]
+    fn pools_beside_each_other_on_busy_cores_all_finish() {
+        let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
+        let stop = AtomicBool::new(false);
+        let work = |tile: usize| {
+            (0..2000).fold(tile as u64, |sum, i| std::hint::black_box(sum.wrapping_mul(31) + i % 7))
+        };
+        let expected = (0..32).fold(0u64, |sum, tile| sum.wrapping_add(work(tile)));
+        std::thread::scope(|scope| {
+            for _ in 0..cores {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let callers: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let mut pool = Pool::new(cores.min(8)).unwrap();
+                        for _ in 0..300 {
+                            let sum = AtomicU64::new(0);
+                            pool.run(32, &|tile, _| {
+                                sum.fetch_add(work(tile), Ordering::Relaxed);
+                            });
+                            assert_eq!(sum.into_inner(), expected);
+                        }
+                    })
+                })
+                .collect();
+            let outcomes: Vec<_> = callers.into_iter().map(|caller| caller.join()).collect();
+            stop.store(true, Ordering::Relaxed);
+            assert!(outcomes.iter().all(|outcome| outcome.is_ok()));
+        });
+    }
+
     #[test]
     fn every_thread_has_the_scratch_it_was_promised() {
         let mut pool = Pool::new(2).unwrap();

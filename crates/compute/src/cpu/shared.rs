@@ -69,6 +69,27 @@ impl<'a, T> Grid<'a, T> {
         Grid { pointer, size: [self.size[0], self.size[1], range.len()], ..self }
     }
 
+    /// Every matrix cut between columns into parts of these widths.
+    ///
+    /// # Panics
+    /// When the widths do not add up to the columns.
+    pub fn side_by_side<const N: usize>(self, widths: [usize; N]) -> [Self; N] {
+        assert_eq!(widths.iter().sum::<usize>(), self.size[2], "the parts cover the columns");
+        let mut start = 0;
+        widths.map(|width| {
+            let range = start..start + width;
+            start = range.end;
+            // The parts are disjoint columns of what this grid had alone, so each may be written beside the others.
+            let whole = Grid { data: PhantomData, ..self };
+            whole.columns(range)
+        })
+    }
+
+    /// The same matrices in tiles of other sizes.
+    pub fn in_tiles(self, tile: [usize; 2]) -> Self {
+        Grid { tile: tile.map(|length| length.max(1)), ..self }
+    }
+
     /// How many tiles there are.
     pub fn count(&self) -> usize {
         let [rows, columns] = self.tiles_per_matrix();

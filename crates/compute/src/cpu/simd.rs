@@ -11,12 +11,14 @@ pub enum InstructionSet {
     Avx2,
     /// 512-bit vectors of x86-64.
     Avx512,
+    /// The same with products of bf16 pairs.
+    Avx512Bf16,
 }
 
 impl InstructionSet {
     /// All of them, the widest last.
-    pub const ALL: [InstructionSet; 3] =
-        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512];
+    pub const ALL: [InstructionSet; 4] =
+        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512, InstructionSet::Avx512Bf16];
 
     /// Whether this processor has it.
     pub fn is_available(self) -> bool {
@@ -28,8 +30,15 @@ impl InstructionSet {
             InstructionSet::Avx512 => {
                 InstructionSet::Avx2.is_available() && is_x86_feature_detected!("avx512f")
             }
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512Bf16 => {
+                InstructionSet::Avx512.is_available()
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512bf16")
+            }
             #[cfg(not(target_arch = "x86_64"))]
-            InstructionSet::Avx2 | InstructionSet::Avx512 => false,
+            InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => false,
         }
     }
 }
@@ -40,6 +49,7 @@ impl fmt::Display for InstructionSet {
             InstructionSet::Portable => "portable",
             InstructionSet::Avx2 => "AVX2",
             InstructionSet::Avx512 => "AVX-512",
+            InstructionSet::Avx512Bf16 => "AVX-512 with BF16",
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Loops over rows of numbers, compiled once for each instruction set.
 //!
-//! The bodies are plain Rust that the compiler turns into vector code. They use no fused multiply-add, and their sums run
-//! over a fixed number of lanes, so a result is the same bit for bit under every instruction set.
+//! The bodies are plain Rust that the compiler turns into vector code. Exponentials use fused multiply-add where there is
+//! one, so they differ in the last bits between the portable set and the others; sums run over a fixed number of lanes.
 #![cfg_attr(
     target_arch = "x86_64",
     expect(
@@ -24,23 +24,23 @@ macro_rules! vectorised {
         $(#[$attribute])*
         pub(super) fn $name(simd: Simd, $($argument: $of),*) $(-> $result)? {
             #[inline(always)]
-            fn body($($argument: $of),*) $(-> $result)? $body
+            fn body<const FMA: bool>($($argument: $of),*) $(-> $result)? $body
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
+            #[target_feature(enable = "avx2,fma")]
             fn avx2($($argument: $of),*) $(-> $result)? {
-                body($($argument),*)
+                body::<true>($($argument),*)
             }
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f")]
+            #[target_feature(enable = "avx512f,fma")]
             fn avx512($($argument: $of),*) $(-> $result)? {
-                body($($argument),*)
+                body::<true>($($argument),*)
             }
 
             match simd.set() {
                 #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 => {
+                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
                     // SAFETY: a `Simd` exists only for an instruction set that this processor has.
                     unsafe { avx512($($argument),*) }
                 }
@@ -49,19 +49,27 @@ macro_rules! vectorised {
                     // SAFETY: as above.
                     unsafe { avx2($($argument),*) }
                 }
-                InstructionSet::Portable => body($($argument),*),
+                InstructionSet::Portable => body::<false>($($argument),*),
                 #[cfg(not(target_arch = "x86_64"))]
-                InstructionSet::Avx2 | InstructionSet::Avx512 => body($($argument),*),
+                InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+                    body::<false>($($argument),*)
+                }
             }
         }
     )*};
+}
+
+/// a·b + c, rounded once where the instruction set does that in one instruction; elsewhere it would be a slow call.
+#[inline(always)]
+fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// e^x with a relative error below 4·ε for x in [−87, 88], and the nearest end of that range for other x; NaN stays NaN.
 ///
 /// x = n·ln 2 + r with |r| ≤ ½ ln 2; e^r is its Taylor polynomial of degree 7, whose remainder is below 6e-9.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+fn exp<const FMA: bool>(x: f32) -> f32 {
     /// Adding it leaves the nearest integer in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
     /// ln 2 in two parts: the product of the first with a small integer is exact.
@@ -70,12 +78,12 @@ fn exp(x: f32) -> f32 {
     // Comparisons rather than min and max, which would turn NaN into a number.
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let shifted = multiply_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = x - n * LN_2_HIGH - n * LN_2_LOW;
+    let r = multiply_add::<FMA>(-n, LN_2_LOW, multiply_add::<FMA>(-n, LN_2_HIGH, x));
     let mut p = 1.0 / 5040.0;
     for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = p * r + coefficient;
+        p = multiply_add::<FMA>(p, r, coefficient);
     }
     p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits()))
 }
@@ -83,10 +91,21 @@ fn exp(x: f32) -> f32 {
 /// For GELU's argument u(x), the gate ½(1 + tanh u) = 1/(1 + e) with e = e^(−2u), and its complement e/(1 + e), which a
 /// subtraction from 1 would round away.
 #[inline(always)]
-fn gelu_gate(x: f32) -> (f32, f32) {
-    let e = exp(-2.0 * GELU_SCALE * (x + GELU_CUBE * x * x * x));
+fn gelu_gate<const FMA: bool>(x: f32) -> (f32, f32) {
+    let cube = multiply_add::<FMA>(-2.0 * GELU_SCALE * GELU_CUBE * x, x, -2.0 * GELU_SCALE);
+    let e = exp::<FMA>(x * cube);
     let gate = 1.0 / (1.0 + e);
     (gate, e * gate)
+}
+
+/// GELU′(x).
+#[inline(always)]
+fn gelu_slope<const FMA: bool>(x: f32) -> f32 {
+    let x = if x < -GELU_END { -GELU_END } else { x };
+    let x = if x > GELU_END { GELU_END } else { x };
+    let (gate, complement) = gelu_gate::<FMA>(x);
+    let slope = multiply_add::<FMA>(6.0 * GELU_SCALE * GELU_CUBE * x, x, 2.0 * GELU_SCALE);
+    multiply_add::<FMA>(x * gate * complement, slope, gate)
 }
 
 /// Beyond this on either side the gate is 0 or 1 to the last bit, and powers of x could overflow.
@@ -98,21 +117,21 @@ const GELU_CUBE: f32 = 0.044_715;
 
 /// The error function with an absolute error below 3·ε (Abramowitz & Stegun 7.1.26, whose own error is 1.5e-7).
 #[inline(always)]
-fn erf(x: f32) -> f32 {
+fn erf<const FMA: bool>(x: f32) -> f32 {
     let magnitude = x.abs();
     let t = 1.0 / (1.0 + 0.327_591_1 * magnitude);
     let mut p = 1.061_405_4;
     for coefficient in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
-        p = p * t + coefficient;
+        p = multiply_add::<FMA>(p, t, coefficient);
     }
-    let value = 1.0 - p * t * exp(-magnitude * magnitude);
+    let value = 1.0 - p * t * exp::<FMA>(-magnitude * magnitude);
     if x < 0.0 { -value } else { value }
 }
 
 /// σ(x) and 1 − σ(x), which a subtraction would round away.
 #[inline(always)]
-fn sigmoid(x: f32) -> (f32, f32) {
-    let e = exp(-x);
+fn sigmoid<const FMA: bool>(x: f32) -> (f32, f32) {
+    let e = exp::<FMA>(-x);
     let sigmoid = 1.0 / (1.0 + e);
     (sigmoid, e * sigmoid)
 }
@@ -284,25 +303,28 @@ vectorised! {
     fn gelu(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
             let x = if x < -GELU_END { -GELU_END } else { x };
-            *y = x * gelu_gate(x).0;
+            *y = x * gelu_gate::<FMA>(x).0;
         }
     }
 
     /// d_x ← d_y·GELU′(x) with GELU′ = gate + x·gate·(1 − gate)·2u′. The error is below 16·ε·|d_y|.
     fn gelu_grad(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
         for (d_x, (&x, d_y)) in d_x.iter_mut().zip(x.iter().zip(d_y)) {
-            let x = if x < -GELU_END { -GELU_END } else { x };
-            let x = if x > GELU_END { GELU_END } else { x };
-            let (gate, complement) = gelu_gate(x);
-            let slope = 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x);
-            *d_x = d_y * (gate + x * gate * complement * slope);
+            *d_x = d_y * gelu_slope::<FMA>(x);
+        }
+    }
+
+    /// d ← d·GELU′(x), as [`gelu_grad`].
+    fn multiply_by_gelu_slope(x: &[f32], d: &mut [f32]) {
+        for (d, &x) in d.iter_mut().zip(x) {
+            *d *= gelu_slope::<FMA>(x);
         }
     }
 
     /// y ← ½x(1 + erf(x/√2)). The error is below 8·ε·|x|.
     fn gelu_erf(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
-            *y = 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+            *y = 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2));
         }
     }
 
@@ -311,8 +333,8 @@ vectorised! {
         /// 1/√(2π).
         const DENSITY: f32 = 0.398_942_3;
         for (d_x, (&x, d_y)) in d_x.iter_mut().zip(x.iter().zip(d_y)) {
-            let below = 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
-            *d_x = d_y * (below + x * DENSITY * exp(-0.5 * x * x));
+            let below = 0.5 * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2));
+            *d_x = d_y * (below + x * DENSITY * exp::<FMA>(-0.5 * x * x));
         }
     }
 
@@ -335,7 +357,7 @@ vectorised! {
     /// y ← gate·σ(gate)·up.
     fn silu_gate(gate: &[f32], up: &[f32], y: &mut [f32]) {
         for (y, (&gate, up)) in y.iter_mut().zip(gate.iter().zip(up)) {
-            *y = gate * sigmoid(gate).0 * up;
+            *y = gate * sigmoid::<FMA>(gate).0 * up;
         }
     }
 
@@ -343,7 +365,7 @@ vectorised! {
     fn silu_gate_grad(gate: &[f32], up: &[f32], d_y: &[f32], d_gate: &mut [f32], d_up: &mut [f32]) {
         let inputs = gate.iter().zip(up).zip(d_y);
         for ((d_gate, d_up), ((&gate, up), d_y)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
-            let (sigmoid, complement) = sigmoid(gate);
+            let (sigmoid, complement) = sigmoid::<FMA>(gate);
             *d_gate = d_y * up * sigmoid * (1.0 + gate * complement);
             *d_up = d_y * gate * sigmoid;
         }
@@ -422,29 +444,50 @@ vectorised! {
     /// ln Σ e^x.
     fn log_sum_exp(x: &[f32]) -> f32 {
         let max = max_of(x);
-        max + sum_of([x], |[x]| exp(x - max)).ln()
+        max + sum_of([x], |[x]| exp::<FMA>(x - max)).ln()
     }
 
     /// x ← e^(x·scale − max), with max the largest x·scale; gives max and the sum. The scale is positive.
     fn softmax_numerators(x: &mut [f32], scale: f32) -> (f32, f32) {
-        let max = max_of(x) * scale;
-        for x in x.iter_mut() {
-            *x = exp(*x * scale - max);
+        const WIDTH: usize = 16;
+        let (chunks, rest) = x.as_chunks_mut::<WIDTH>();
+        // Rows are short, so what is left over counts: it is filled up to a vector with numbers that count for nothing.
+        let mut tail = [f32::NEG_INFINITY; WIDTH];
+        tail[..rest.len()].copy_from_slice(rest);
+        let mut maxima = tail;
+        for chunk in chunks.iter() {
+            for (max, &x) in maxima.iter_mut().zip(chunk) {
+                *max = if x > *max { x } else { *max };
+            }
         }
-        (max, sum_of([x], |[x]| x))
+        let larger = |a: f32, b: f32| if a > b { a } else { b };
+        let maxima: [f32; 8] = std::array::from_fn(|i| larger(maxima[i], maxima[i + 8]));
+        let maxima: [f32; 4] = std::array::from_fn(|i| larger(maxima[i], maxima[i + 4]));
+        let max = larger(larger(maxima[0], maxima[2]), larger(maxima[1], maxima[3])) * scale;
+        let mut sums = [0.0; WIDTH];
+        for chunk in chunks.iter_mut().chain([&mut tail]) {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *x = exp::<FMA>(multiply_add::<FMA>(*x, scale, -max));
+                *sum += *x;
+            }
+        }
+        rest.copy_from_slice(&tail[..rest.len()]);
+        let sums: [f32; 8] = std::array::from_fn(|i| sums[i] + sums[i + 8]);
+        let sums: [f32; 4] = std::array::from_fn(|i| sums[i] + sums[i + 4]);
+        (max, (sums[0] + sums[2]) + (sums[1] + sums[3]))
     }
 
     /// x ← e^(x·scale − offset).
     fn probabilities(x: &mut [f32], scale: f32, offset: f32) {
         for x in x {
-            *x = exp(*x * scale - offset);
+            *x = exp::<FMA>(multiply_add::<FMA>(*x, scale, -offset));
         }
     }
 
     /// x ← a·e^(x − offset).
     fn scaled_probabilities(x: &mut [f32], offset: f32, a: f32) {
         for x in x {
-            *x = a * exp(*x - offset);
+            *x = a * exp::<FMA>(*x - offset);
         }
     }
 
@@ -504,34 +547,38 @@ mod tests {
 
     #[test]
     fn exp_is_within_its_stated_error() {
-        for i in -870_000..=880_000 {
+        for (i, fused) in (-870_000..=880_000).flat_map(|i| [(i, false), (i, true)]) {
             let x = i as f32 * 1e-4;
+            let value = if fused { exp::<true>(x) } else { exp::<false>(x) };
             let exact = f64::from(x).exp();
-            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            let error = (f64::from(value) - exact).abs() / exact;
             assert!(error < 4.0 * f64::from(f32::EPSILON), "e^{x} has error {error}");
         }
-        assert!(exp(f32::NAN).is_nan());
-        assert!(exp(f32::NEG_INFINITY) < 1e-37);
-        assert_eq!(exp(0.0), 1.0);
+        assert!(exp::<false>(f32::NAN).is_nan());
+        assert!(exp::<false>(f32::NEG_INFINITY) < 1e-37);
+        assert_eq!(exp::<false>(0.0), 1.0);
     }
 
     #[test]
-    fn every_instruction_set_gives_the_same_bits() {
+    fn every_instruction_set_gives_the_same_sums_and_with_fused_products_the_same_exponentials() {
         let x: Vec<f32> = (0..1003).map(|i| (i as f32 * 0.37).sin() * 9.0).collect();
-        let run = |set: InstructionSet| {
-            let simd = Simd::new(set)?;
+        let sums = |simd| {
+            let (mean, rstd) = norm_statistics(simd, &x, 1e-5);
+            [dot(simd, &x, &x), mean, rstd]
+        };
+        let exponentials = |simd| {
             let mut y = vec![0.0; x.len()];
             gelu(simd, &x, &mut y);
             y.push(log_sum_exp(simd, &x));
-            y.push(dot(simd, &x, &x));
-            let (mean, rstd) = norm_statistics(simd, &x, 1e-5);
-            y.extend([mean, rstd]);
-            Some(y)
+            y
         };
-        let portable = run(InstructionSet::Portable);
-        for set in InstructionSet::ALL {
-            let result = run(set);
-            assert!(result.is_none() || result == portable, "{set}");
+        let simds: Vec<Simd> = InstructionSet::ALL.into_iter().filter_map(Simd::new).collect();
+        for simds in simds.windows(2) {
+            assert_eq!(sums(simds[0]), sums(simds[1]), "{} and {}", simds[0].set(), simds[1].set());
+        }
+        let fused: Vec<&Simd> = simds.iter().filter(|simd| simd.set() != InstructionSet::Portable).collect();
+        for simds in fused.windows(2) {
+            assert_eq!(exponentials(*simds[0]), exponentials(*simds[1]));
         }
     }
 }

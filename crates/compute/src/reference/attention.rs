@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Tensor;
+use super::{Tensor, forward::Factor};
 use crate::op::Attention;
 
 /// Where a head's rows lie inside [B,T,H·D] tensors.
@@ -47,12 +47,17 @@ impl Heads {
         self.attention.visible(start + t, self.keys, borders.is_some().then_some(&border))
     }
 
-    fn score(&self, q: &[f64], k: &[f64]) -> f64 {
-        self.scale() * q[..self.head_dim].iter().zip(k).map(|(a, b)| a * b).sum::<f64>()
+    fn score(&self, factor: Factor<'_>, q: &[f64], k: &[f64]) -> f64 {
+        self.scale() * q[..self.head_dim].iter().zip(k).map(|(&a, &b)| factor(a) * factor(b)).sum::<f64>()
     }
 }
 
-pub(super) fn attention(attention: &Attention, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+pub(super) fn attention(
+    attention: &Attention,
+    factor: Factor<'_>,
+    inputs: &[&Tensor],
+    outputs: &mut [Tensor],
+) {
     let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
     let heads = Heads::new(attention, q, k);
     let borders = attention.borders.then(|| inputs[inputs.len() - 1]);
@@ -65,7 +70,7 @@ pub(super) fn attention(attention: &Attention, inputs: &[&Tensor], outputs: &mut
                 let visible = heads.visible(start, t, b, borders);
                 let scores: Vec<f64> = visible
                     .clone()
-                    .map(|s| heads.score(&q.data[query..], &k.data[heads.key(b, h, s)..]))
+                    .map(|s| heads.score(factor, &q.data[query..], &k.data[heads.key(b, h, s)..]))
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let log_sum_exp = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
@@ -73,7 +78,7 @@ pub(super) fn attention(attention: &Attention, inputs: &[&Tensor], outputs: &mut
                     let probability = (score - log_sum_exp).exp();
                     let value = heads.key(b, h, s);
                     for d in 0..heads.head_dim {
-                        outputs[0].data[query + d] += probability * v.data[value + d];
+                        outputs[0].data[query + d] += factor(probability) * factor(v.data[value + d]);
                     }
                 }
                 outputs[1].data[heads.statistic(b, h, t)] = log_sum_exp;
@@ -83,7 +88,12 @@ pub(super) fn attention(attention: &Attention, inputs: &[&Tensor], outputs: &mut
 }
 
 /// With P the probabilities: d_v = Pᵀ·d_out; d_p = d_out·vᵀ; d_score = P·(d_p − d_out·out); d_q, d_k follow by the products.
-pub(super) fn attention_grad(attention: &Attention, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+pub(super) fn attention_grad(
+    attention: &Attention,
+    factor: Factor<'_>,
+    inputs: &[&Tensor],
+    outputs: &mut [Tensor],
+) {
     let (d_out, q, k, v, out, log_sum_exp) =
         (inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5]);
     let heads = Heads::new(attention, q, k);
@@ -98,14 +108,16 @@ pub(super) fn attention_grad(attention: &Attention, inputs: &[&Tensor], outputs:
                 let d_dot_out: f64 = d_row.iter().zip(&out.data[row]).map(|(a, b)| a * b).sum();
                 for s in heads.visible(0, t, b, borders) {
                     let key = heads.key(b, h, s);
-                    let score = heads.score(&q.data[query..], &k.data[key..]);
+                    let score = heads.score(factor, &q.data[query..], &k.data[key..]);
                     let probability = (score - log_sum_exp.data[heads.statistic(b, h, t)]).exp();
-                    let d_probability: f64 = d_row.iter().zip(&v.data[key..]).map(|(a, b)| a * b).sum();
+                    let d_probability: f64 =
+                        d_row.iter().zip(&v.data[key..]).map(|(&a, &b)| factor(a) * factor(b)).sum();
                     let d_score = probability * (d_probability - d_dot_out) * heads.scale();
-                    for (d, d_element) in d_row.iter().enumerate() {
-                        outputs[0].data[query + d] += d_score * k.data[key + d];
-                        outputs[1].data[key + d] += d_score * q.data[query + d];
-                        outputs[2].data[key + d] += probability * d_element;
+                    let (d_score, probability) = (factor(d_score), factor(probability));
+                    for (d, &d_element) in d_row.iter().enumerate() {
+                        outputs[0].data[query + d] += d_score * factor(k.data[key + d]);
+                        outputs[1].data[key + d] += d_score * factor(q.data[query + d]);
+                        outputs[2].data[key + d] += probability * factor(d_element);
                     }
                 }
             }

@@ -21,11 +21,15 @@ pub(super) fn embed(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn linear(bias: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+/// What the operands of products are rounded with.
+pub(super) type Factor<'a> = &'a dyn Fn(f64) -> f64;
+
+pub(super) fn linear(bias: bool, factor: Factor<'_>, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (x, w) = (inputs[0], inputs[1]);
     for row in 0..x.rows() {
         for column in 0..w.rows() {
-            let product: f64 = x.row(row).iter().zip(w.row(column)).map(|(a, b)| a * b).sum();
+            let product: f64 =
+                x.row(row).iter().zip(w.row(column)).map(|(&a, &b)| factor(a) * factor(b)).sum();
             outputs[0].row_mut(row)[column] = product + if bias { inputs[2].data[column] } else { 0.0 };
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Tensor,
-    forward::{GELU_CUBE, GELU_SCALE, erf, positive},
+    forward::{Factor, GELU_CUBE, GELU_SCALE, erf, positive},
 };
 use crate::{
     error::Result,
@@ -21,20 +21,22 @@ pub(super) fn embed(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn linear_input(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+pub(super) fn linear_input(factor: Factor<'_>, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (d_y, w) = (inputs[0], inputs[1]);
     for row in 0..d_y.rows() {
         for k in 0..w.columns() {
-            outputs[0].row_mut(row)[k] = (0..w.rows()).map(|m| d_y.row(row)[m] * w.row(m)[k]).sum();
+            outputs[0].row_mut(row)[k] =
+                (0..w.rows()).map(|m| factor(d_y.row(row)[m]) * factor(w.row(m)[k])).sum();
         }
     }
 }
 
-pub(super) fn linear_weight(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+pub(super) fn linear_weight(factor: Factor<'_>, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (d_y, x) = (inputs[0], inputs[1]);
     for m in 0..d_y.columns() {
         for k in 0..x.columns() {
-            outputs[0].row_mut(m)[k] = (0..x.rows()).map(|row| d_y.row(row)[m] * x.row(row)[k]).sum();
+            outputs[0].row_mut(m)[k] =
+                (0..x.rows()).map(|row| factor(d_y.row(row)[m]) * factor(x.row(row)[k])).sum();
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! It is the documentation of what each kernel computes and the oracle that the fast backends are tested against. All
 //! elements, ids too, are stored as `f64`. In `exact` mode nothing is ever rounded, so derivatives can be checked against
-//! central differences; in `rounded` mode every result is rounded to its declared element type, which is what a backend
-//! that stores bf16 should come close to.
+//! central differences; in `rounded` mode every result is rounded to its declared element type, and operands of products to
+//! what the op says, which is what a backend that stores or multiplies bf16 should come close to.
 
 mod attention;
 mod forward;
@@ -63,7 +63,7 @@ impl Reference {
         let input_types: Vec<TensorType> = launch.inputs.iter().map(|view| view.of).collect();
         let output_types: Vec<TensorType> = launch.outputs.iter().map(|view| view.of).collect();
         match launch.kernel.expansion(&input_types, &output_types) {
-            None => run_plain(&launch.kernel, &inputs.iter().collect::<Vec<_>>(), &mut outputs)?,
+            None => run_plain(&launch.kernel, self.rounds, &inputs.iter().collect::<Vec<_>>(), &mut outputs)?,
             Some(expansion) => {
                 let mut temporaries: Vec<Tensor> =
                     expansion.temporaries.iter().map(|of| Tensor::zeros(of.shape)).collect();
@@ -76,7 +76,7 @@ impl Reference {
                     let operands: Vec<Tensor> = from.iter().map(|o| pick(o).0).collect();
                     let mut results: Vec<(Tensor, DType)> = to.iter().map(pick).collect();
                     let mut values: Vec<Tensor> = results.iter().map(|(tensor, _)| tensor.clone()).collect();
-                    run_plain(kernel, &operands.iter().collect::<Vec<_>>(), &mut values)?;
+                    run_plain(kernel, self.rounds, &operands.iter().collect::<Vec<_>>(), &mut values)?;
                     for (result, value) in results.iter_mut().zip(values) {
                         result.0 = value;
                         if self.rounds {
@@ -117,9 +117,9 @@ impl Reference {
     }
 }
 
-fn run_plain(kernel: &Kernel, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
     match kernel {
-        Kernel::Op(op) => run_op(op, inputs, outputs)?,
+        Kernel::Op(op) => run_op(op, rounds, inputs, outputs)?,
         Kernel::Cast => outputs[0].data.copy_from_slice(&inputs[0].data),
         Kernel::StateWrite { add } => {
             for (state, x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
@@ -130,7 +130,16 @@ fn run_plain(kernel: &Kernel, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Res
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
         Kernel::Adam(adam) => update::adam(adam, inputs, outputs),
         Kernel::Sgd(sgd) => update::sgd(sgd, inputs, outputs),
-        Kernel::OpInto { .. } | Kernel::AddLayerNorm { .. } | Kernel::HeadLoss(_) => {
+        Kernel::OpInto { .. }
+        | Kernel::AddLayerNorm { .. }
+        | Kernel::AddRmsNorm { .. }
+        | Kernel::LayerNormGradAdd
+        | Kernel::RmsNormGradAdd
+        | Kernel::LinearGelu { .. }
+        | Kernel::LinearGradGelu { .. }
+        | Kernel::JointAttention(_)
+        | Kernel::JointAttentionGrad(_)
+        | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {
                 kernel: kernel.name(),
                 detail: "a fused kernel inside an expansion".into(),
@@ -140,16 +149,24 @@ fn run_plain(kernel: &Kernel, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Res
     Ok(())
 }
 
-fn run_op(op: &Op, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+fn run_op(op: &Op, rounds: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+    // What the operands of products are rounded with: nothing in exact mode.
+    let factor = |products: DType| {
+        move |x: f64| {
+            if rounds { products.round(x) } else { x }
+        }
+    };
     match op {
         Op::Embed => forward::embed(inputs, outputs)?,
-        Op::Linear { bias } => forward::linear(*bias, inputs, outputs),
+        Op::Linear { bias, products } => forward::linear(*bias, &factor(*products), inputs, outputs),
         Op::LayerNorm { eps, bias } => forward::layer_norm(f64::from(*eps), *bias, inputs, outputs),
         Op::RmsNorm { eps } => forward::rms_norm(f64::from(*eps), inputs, outputs),
         Op::Rope { inverse } => forward::rope(*inverse, inputs, outputs)?,
         Op::Split { sizes } => forward::split(sizes, inputs, outputs),
         Op::Concat => forward::concat(inputs, outputs),
-        Op::Attention(attention) => attention::attention(attention, inputs, outputs),
+        Op::Attention(attention) => {
+            attention::attention(attention, &factor(attention.products), inputs, outputs)
+        }
         Op::Gelu => forward::gelu(inputs, outputs),
         Op::GeluErf => forward::gelu_erf(inputs, outputs),
         Op::ReluSquared => forward::relu_squared(inputs, outputs),
@@ -160,12 +177,14 @@ fn run_op(op: &Op, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
         Op::Sum => outputs[0].data[0] = inputs[0].data.iter().sum(),
         Op::Broadcast { .. } => outputs[0].data.fill(inputs[0].data[0]),
         Op::EmbedGrad { .. } => gradient::embed(inputs, outputs)?,
-        Op::LinearGradInput => gradient::linear_input(inputs, outputs),
-        Op::LinearGradWeight => gradient::linear_weight(inputs, outputs),
+        Op::LinearGradInput { products } => gradient::linear_input(&factor(*products), inputs, outputs),
+        Op::LinearGradWeight { products } => gradient::linear_weight(&factor(*products), inputs, outputs),
         Op::LinearGradBias => gradient::linear_bias(inputs, outputs),
         Op::LayerNormGradInput => gradient::layer_norm_input(inputs, outputs),
         Op::LayerNormGradParams { bias } => gradient::layer_norm_params(*bias, inputs, outputs),
-        Op::AttentionGrad(attention) => attention::attention_grad(attention, inputs, outputs),
+        Op::AttentionGrad(attention) => {
+            attention::attention_grad(attention, &factor(attention.products), inputs, outputs);
+        }
         Op::RmsNormGradInput => gradient::rms_norm_input(inputs, outputs),
         Op::RmsNormGradGain { columns } => gradient::rms_norm_gain(*columns, inputs, outputs),
         Op::GeluGrad => gradient::gelu(inputs, outputs),

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use ironmill_compute::{Adam, Attention, HeadLoss, Kernel, LossShape, Mask, Op, Sgd, Shape, UpdateRange};
+use ironmill_compute::{
+    Adam, Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op, Sgd, Shape, UpdateRange,
+};
 
-use super::{Case, borders, ids, indices, into_state, map, op, random, reals, targets};
+use super::{Case, PRODUCTS, borders, ids, indices, into_state, map, op, random, reals, targets};
 
 /// All cases.
 pub fn all() -> Vec<Case> {
@@ -46,7 +48,10 @@ fn rows(cases: &mut Vec<Case>) {
             cases.extend(into_state(&params));
             cases.push(params);
             inputs.insert(2, random(&[c], 10));
-            cases.push(op(Op::LayerNormGradInput, inputs, c));
+            cases.push(op(Op::LayerNormGradInput, inputs.clone(), c));
+            inputs.push(random(dims, 11));
+            let outputs = vec![random(dims, 12)];
+            cases.push(Case { kernel: Kernel::LayerNormGradAdd, inputs, outputs, terms: c });
         }
         cases.push(op(Op::Add, vec![random(dims, 14), random(dims, 15)], 1));
         cases.push(op(Op::Sum, vec![random(dims, 16)], 1));
@@ -92,7 +97,17 @@ fn root_mean_squares(cases: &mut Vec<Case>) {
         cases.extend(into_state(&d_gain));
         cases.push(d_gain);
         let inputs = vec![random(dims, 6), random(dims, 7), random(&[gain], 8), rstd];
-        cases.push(op(Op::RmsNormGradInput, inputs, gain));
+        cases.push(op(Op::RmsNormGradInput, inputs.clone(), gain));
+        let inputs = [inputs, vec![random(dims, 9)]].concat();
+        cases.push(Case {
+            kernel: Kernel::RmsNormGradAdd,
+            inputs,
+            outputs: vec![random(dims, 10)],
+            terms: gain,
+        });
+        let inputs = vec![random(dims, 11), random(dims, 12), random(&[gain], 13)];
+        let outputs = vec![random(dims, 14), random(dims, 15), random(&[groups], 16)];
+        cases.push(Case { kernel: Kernel::AddRmsNorm { eps }, inputs, outputs, terms: gain });
     }
 }
 
@@ -144,15 +159,21 @@ fn products(cases: &mut Vec<Case>) {
         (101, 97, 16),
         (200, 130, 64),
         (40, 2700, 10),
+        (34, 33, 3101),
     ];
-    for (m, n, k) in shapes {
+    for ((m, n, k), products) in shapes.into_iter().flat_map(|shape| PRODUCTS.map(|of| (shape, of))) {
         for bias in [false, true] {
             let mut inputs = vec![random(&[m, k], 1), random(&[n, k], 2)];
             inputs.extend(bias.then(|| random(&[n], 3)));
-            cases.push(op(Op::Linear { bias }, inputs, k));
+            cases.push(op(Op::Linear { bias, products }, inputs.clone(), k));
+            let (kernel, outputs) = (Kernel::LinearGelu { bias, products }, vec![random(&[m, n], 8); 2]);
+            cases.push(Case { kernel, inputs, outputs, terms: k });
         }
-        cases.push(op(Op::LinearGradInput, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
-        let weight = op(Op::LinearGradWeight, vec![random(&[k, m], 6), random(&[k, n], 7)], k);
+        let inputs = vec![random(&[m, k], 9), random(&[k, n], 10), random(&[m, n], 11)];
+        let (kernel, outputs) = (Kernel::LinearGradGelu { products }, vec![random(&[m, n], 12)]);
+        cases.push(Case { kernel, inputs, outputs, terms: k });
+        cases.push(op(Op::LinearGradInput { products }, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
+        let weight = op(Op::LinearGradWeight { products }, vec![random(&[k, m], 6), random(&[k, n], 7)], k);
         cases.extend(into_state(&weight));
         cases.push(weight);
     }
@@ -161,13 +182,23 @@ fn products(cases: &mut Vec<Case>) {
 fn attentions(cases: &mut Vec<Case>) {
     let shapes = [(1, 1, 1, 1, 1), (2, 5, 2, 2, 3), (1, 65, 4, 2, 8), (2, 130, 3, 1, 16), (1, 64, 2, 2, 64)];
     for (b, t, heads, kv_heads, d) in shapes {
-        let plain =
-            Attention { heads, kv_heads, mask: Mask::Causal, cached: false, borders: false, window: 0 };
+        let plain = Attention {
+            heads,
+            kv_heads,
+            mask: Mask::Causal,
+            cached: false,
+            borders: false,
+            window: 0,
+            products: DType::F32,
+        };
         for mask in [Mask::Causal, Mask::Full] {
-            whole_attention(cases, [b, t, d], Attention { mask, ..plain }, &[]);
+            for products in PRODUCTS {
+                whole_attention(cases, [b, t, d], Attention { mask, products, ..plain }, &[]);
+            }
         }
         for window in [0, 3] {
-            let attention = Attention { cached: true, window, ..plain };
+            let products = PRODUCTS[window % 2];
+            let attention = Attention { cached: true, window, products, ..plain };
             for (new, s) in [(1, t + 3), (t, t + 70), (t, t)] {
                 let (q, kv) = (random(&[b, new, heads * d], 7), [b, s, kv_heads * d]);
                 let starts = indices(&[b], (0..b).map(|b| ((s - new) / (b + 1)) as u32).collect());
@@ -183,8 +214,11 @@ fn attentions(cases: &mut Vec<Case>) {
             for mask in [Mask::Causal, Mask::Full] {
                 let (heads, kv_heads) = [(2, 2), (3, 1), (4, 2)][index % 3];
                 let borders = !lengths.is_empty();
-                let attention = Attention { heads, kv_heads, mask, cached: false, borders, window };
-                whole_attention(cases, [2, 131, 5], attention, lengths);
+                for products in PRODUCTS {
+                    let attention =
+                        Attention { heads, kv_heads, mask, cached: false, borders, window, products };
+                    whole_attention(cases, [2, 131, 5], attention, lengths);
+                }
             }
         }
     }
@@ -203,7 +237,18 @@ fn whole_attention(cases: &mut Vec<Case>, [b, t, d]: [usize; 3], attention: Atte
     let usual = (t as f32).ln() + 1.0;
     inputs.push(map(random(&[b, heads, t], 6), |x| usual + 0.1 * x));
     inputs.extend(documents());
-    cases.push(op(Op::AttentionGrad(attention), inputs, t + d));
+    cases.push(op(Op::AttentionGrad(attention), inputs.clone(), t + d));
+
+    // The same side by side in one tensor.
+    let joint = [b, t, (heads + 2 * attention.kv_heads) * d];
+    let mut forward = vec![random(&joint, 1)];
+    forward.extend(documents());
+    let outputs = vec![random(&wide, 7), random(&[b, heads, t], 8)];
+    let kernel = Kernel::JointAttention(attention);
+    cases.push(Case { kernel, inputs: forward, outputs, terms: t });
+    inputs.splice(1..4, [random(&joint, 1)]);
+    let kernel = Kernel::JointAttentionGrad(attention);
+    cases.push(Case { kernel, inputs, outputs: vec![random(&joint, 9)], terms: t + d });
 }
 
 /// Plain, each departure alone, and both.
@@ -231,9 +276,10 @@ fn losses(cases: &mut Vec<Case>) {
 
         let wanted =
             [(false, None), (true, None), (false, Some(false)), (true, Some(true)), (true, Some(false))];
-        for (index, (d_input, d_weight)) in wanted.into_iter().enumerate() {
+        let wanted = wanted.into_iter().flat_map(|wanted| PRODUCTS.map(|products| (wanted, products)));
+        for (index, ((d_input, d_weight), products)) in wanted.enumerate() {
             let loss = LOSSES[index % LOSSES.len()];
-            let head = HeadLoss { chunk_rows, loss, d_input, d_weight };
+            let head = HeadLoss { chunk_rows, loss, products, d_input, d_weight };
             let mut inputs = vec![wide(c, 6), random(&[v, c], 7), targets(dims, v, 8), weights()];
             let mut outputs = vec![random(dims, 9), random(&[chunk_rows, v], 10)];
             inputs.extend(head.has_gradient().then(|| random(dims, 11)));

@@ -139,8 +139,8 @@ ops! {
     }
     gradient {
         Op::EmbedGrad { .. },
-        Op::LinearGradInput,
-        Op::LinearGradWeight,
+        Op::LinearGradInput { .. },
+        Op::LinearGradWeight { .. },
         Op::LinearGradBias,
         Op::LayerNormGradInput,
         Op::LayerNormGradParams { .. },
@@ -192,14 +192,34 @@ fn rows(list: &mut List) {
 
     let linear = |x: &[usize], m| vec![real(x), real(&[m, x[x.len() - 1]])];
     let biased = |x: &[usize], m| vec![real(x), real(&[m, x[x.len() - 1]]), real(&[m])];
-    list.case("linear", Op::Linear { bias: false }, linear(&[2, 3, 5], 4), 6);
-    list.case("linear with bias", Op::Linear { bias: true }, biased(&[2, 3, 5], 4), 6);
-    list.case("linear of one row", Op::Linear { bias: true }, biased(&[1, 7], 3), 7);
-    list.case("linear of one column", Op::Linear { bias: false }, linear(&[5, 1], 1), 5);
-    list.case("linear to one output", Op::Linear { bias: true }, biased(&[3, 9], 1), 9);
-    list.case("linear, 70 x 130 x 50", Op::Linear { bias: true }, biased(&[70, 130], 50), 130);
-    list.case("linear, 130 x 33 x 129", Op::Linear { bias: false }, linear(&[2, 65, 33], 129), 130);
-    list.case("linear, 3 x 515 x 17", Op::Linear { bias: true }, biased(&[3, 515], 17), 515);
+    list.case("linear", Op::Linear { bias: false, products: DType::F32 }, linear(&[2, 3, 5], 4), 6);
+    list.case("linear with bias", Op::Linear { bias: true, products: DType::F32 }, biased(&[2, 3, 5], 4), 6);
+    list.case("linear of one row", Op::Linear { bias: true, products: DType::F32 }, biased(&[1, 7], 3), 7);
+    list.case(
+        "linear of one column",
+        Op::Linear { bias: false, products: DType::F32 },
+        linear(&[5, 1], 1),
+        5,
+    );
+    list.case("linear to one output", Op::Linear { bias: true, products: DType::F32 }, biased(&[3, 9], 1), 9);
+    list.case(
+        "linear, 70 x 130 x 50",
+        Op::Linear { bias: true, products: DType::F32 },
+        biased(&[70, 130], 50),
+        130,
+    );
+    list.case(
+        "linear, 130 x 33 x 129",
+        Op::Linear { bias: false, products: DType::F32 },
+        linear(&[2, 65, 33], 129),
+        130,
+    );
+    list.case(
+        "linear, 3 x 515 x 17",
+        Op::Linear { bias: true, products: DType::F32 },
+        biased(&[3, 515], 17),
+        515,
+    );
 
     let norm = |bias| Op::LayerNorm { eps: 1e-5, bias };
     let normed = |x: &[usize], bias: bool| {
@@ -355,8 +375,15 @@ fn losses(list: &mut List) {
 }
 
 /// Attention over whole sequences that sees everything before it; cases say where they differ.
-pub const PLAIN: Attention =
-    Attention { heads: 1, kv_heads: 1, mask: Mask::Causal, cached: false, borders: false, window: 0 };
+pub const PLAIN: Attention = Attention {
+    heads: 1,
+    kv_heads: 1,
+    mask: Mask::Causal,
+    cached: false,
+    borders: false,
+    window: 0,
+    products: DType::F32,
+};
 
 /// Attention of B samples, T positions and heads of size D; with lengths, inside documents of these.
 pub fn attention_case(

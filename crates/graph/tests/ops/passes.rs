@@ -63,6 +63,14 @@ fn fusing_replaces_the_head_every_residual_norm_and_every_gradient_write() {
     let is_into = |kernel: &Kernel| matches!(kernel, Kernel::OpInto { .. });
     let is_write = |kernel: &Kernel| matches!(kernel, Kernel::StateWrite { .. });
 
+    // In each of two layers: a joint attention and its gradient, and an activation and its gradient in products.
+    assert_eq!(count(&Passes::ALL, |kernel| matches!(kernel, Kernel::JointAttention(_))), 2);
+    assert_eq!(count(&Passes::ALL, |kernel| matches!(kernel, Kernel::JointAttentionGrad(_))), 2);
+    assert_eq!(count(&Passes::ALL, |kernel| matches!(kernel, Kernel::LinearGelu { .. })), 2);
+    assert_eq!(count(&Passes::ALL, |kernel| matches!(kernel, Kernel::LinearGradGelu { .. })), 2);
+    // The gradients of the norms of a layer meet those that flow around its branches.
+    assert_eq!(count(&Passes::ALL, |kernel| *kernel == Kernel::LayerNormGradAdd), 4);
+
     assert_eq!(count(&Passes::ALL, is_head), 1);
     // Each of the two residuals of a layer is read by a norm: its own second, the next layer's first, or the last.
     assert_eq!(count(&Passes::ALL, is_norm), 4);
@@ -85,7 +93,7 @@ fn with_a_fused_head_the_logits_never_exist_whole() {
         };
         let fused = dry_run(graph(), &Passes::ALL).unwrap();
         let plain = dry_run(graph(), &SHARE).unwrap();
-        assert!(fused.arena_bytes < logits_bytes / 20, "{} of {logits_bytes}", fused.arena_bytes);
+        assert!(fused.arena_bytes < logits_bytes / 5, "{} of {logits_bytes}", fused.arena_bytes);
         assert!(plain.arena_bytes >= logits_bytes, "{} of {logits_bytes}", plain.arena_bytes);
     }
 }

@@ -1,6 +1,6 @@
 //! A working type narrower than f32: the rounding reference stays near the exact one; a backend without it says so.
 
-use ironmill_compute::{DType, Device, Reference};
+use ironmill_compute::{Cpu, DType, Device, Reference, cpu::InstructionSet};
 use ironmill_graph::{Passes, Precision, Runtime, refresh_program};
 
 use crate::{
@@ -61,6 +61,49 @@ fn cpu_refuses_bf16_by_name_when_the_program_is_compiled() {
             "{message}"
         );
     }
+}
+
+/// Everything stored in f32, products of bf16.
+const PRODUCTS: Passes = Passes { precision: Precision::Products(DType::BF16), ..Passes::ALL };
+
+#[test]
+fn bf16_products_are_as_near_to_the_exact_ones_as_bf16_allows() {
+    let model = Model::new(SIZE);
+    let (loss, gradients) = one_step(&model, exact(), &Passes::ALL, &Passes::ALL);
+    let (rounded_loss, rounded_gradients) = one_step(&model, rounded(), &PRODUCTS, &Passes::ALL);
+    let bound = relative(0.5, DType::BF16.epsilon(), 16);
+    assert_close("loss", &[rounded_loss], &[loss], bound);
+    assert_close("gradients", &rounded_gradients, &gradients, bound);
+
+    // The rounding is real: the loss is not near what f32 would give.
+    assert!((rounded_loss - loss).abs() > relative(16.0, DType::F32.epsilon(), 40) * loss);
+}
+
+#[test]
+fn cpu_multiplies_bf16_as_the_rounding_reference_does() {
+    let model = Model::new(SIZE);
+    let (loss, gradients) = one_step(&model, rounded(), &PRODUCTS, &Passes::ALL);
+    for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+        let cpu = Cpu::with_instruction_set(2, set).unwrap().unwrap();
+        // Only the products have a narrow type, so the update and the copy stay in f32.
+        let mut trial = Trial::new(&model, Box::new(cpu), &Passes::ALL);
+        let program = trial.compile(model.micro(2, false), &PRODUCTS);
+        let cpu_loss = trial.run(&program, 0..2, 2, 0);
+        // Computed factors near the middle of two bf16 go either way, and what follows takes the difference along.
+        let bound = relative(0.25, DType::BF16.epsilon(), 16);
+        assert_close(&format!("{set}: loss"), &[cpu_loss], &[loss], bound / 16.0);
+        assert_close(&format!("{set}: gradients"), &trial.gradients(), &gradients, bound);
+    }
+}
+
+#[test]
+fn fusing_changes_nothing_with_bf16_products() {
+    let model = Model::new(SIZE);
+    let unfused = Passes { fuse: false, ..PRODUCTS };
+    let plain = one_step(&model, rounded(), &unfused, &Passes::NONE);
+    let fused = one_step(&model, rounded(), &PRODUCTS, &Passes::NONE);
+    assert_close("loss", &[fused.0], &[plain.0], 1e-6);
+    assert_close("gradients", &fused.1, &plain.1, 1e-6);
 }
 
 fn rounded() -> Box<dyn Device> {

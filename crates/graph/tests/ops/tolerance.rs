@@ -19,8 +19,8 @@ pub fn constant(op: &Op) -> f64 {
         // An exponential inside: its argument's rounding is magnified by the argument.
         Op::Gelu | Op::GeluErf | Op::SiluGate | Op::Attention(_) => 4.0,
         Op::EmbedGrad { .. }
-        | Op::LinearGradInput
-        | Op::LinearGradWeight
+        | Op::LinearGradInput { .. }
+        | Op::LinearGradWeight { .. }
         | Op::LinearGradBias
         | Op::LayerNormGradInput
         | Op::LayerNormGradParams { .. }

@@ -241,7 +241,7 @@ fn the_memory_plan_counts_what_a_run_takes() {
     let plan = Trainer::plan(&gpt2, &options(8, 4)).unwrap();
     let flat = gpt2.layout().len() * 4;
     assert_eq!(plan.states.iter().filter(|state| state.1 == flat).count(), 4);
-    assert!(plan.arena_bytes < plan.unshared_bytes / 2, "{plan:?}");
+    assert!(plan.arena_bytes < plan.unshared_bytes * 2 / 3, "{plan:?}");
     let larger = Trainer::plan(&gpt2, &options(8, 8)).unwrap();
     assert!(larger.arena_bytes > plan.arena_bytes);
 }

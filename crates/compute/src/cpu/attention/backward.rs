@@ -3,95 +3,188 @@
 //! Scores are calculated again. With P the probabilities and δ = Σ d_out·out of a row: d_v = Pᵀ·d_out; d_P = d_out·vᵀ;
 //! d_S = P·(d_P − δ)·scale; d_q = d_S·k; d_k = d_Sᵀ·q. Query heads and blocks are added in order.
 
+use std::ops::Range;
+
 use super::{
     super::{
         Context, Needs,
-        gemm::{self, Matrix, Product},
+        gemm::{Matrix, Packed},
         memory::Operands,
         shared::{Grid, Tile, for_tiles},
         simd::Simd,
         vector,
     },
-    BLOCK, Sizes,
+    Part, Sizes,
 };
-use crate::{op::Attention, tensor::Shape};
 
-/// The scratch of a task: probabilities and their gradients, and packed operands of any of the five products.
-pub(in super::super) fn needs(simd: Simd, attention: &Attention, q: Shape, k: Shape) -> Needs {
-    let sizes = Sizes::new(attention, q, k);
-    let rows = BLOCK.min(sizes.queries);
-    let packed = [(sizes.keys, sizes.head_dim), (sizes.head_dim, sizes.keys), (sizes.head_dim, rows)]
-        .map(|(n, k)| gemm::needs_alone(simd, n, k));
-    let packed = packed.into_iter().max().unwrap_or(0);
-    Needs { scratch: 2 * rows * sizes.keys + packed, ..Needs::default() }
+/// Queries of a block: the length of the sums that one visit of d_k and d_v adds.
+const BLOCK: usize = 64;
+
+/// The scratch of a task: keys packed both ways and values, a block's probabilities and gradients of scores, its queries
+/// and gradients of outputs, and packed rows of any product.
+pub(in super::super) fn needs(simd: Simd, sizes: Sizes) -> Needs {
+    let Sizes { keys, head_dim, .. } = sizes;
+    let products = sizes.attention.products;
+    let packed = |n, k| Packed::elements(simd, products, [n, k]);
+    let block = BLOCK.min(sizes.queries);
+    let rows = Packed::row_elements(simd, products, keys.max(head_dim).max(block));
+    let packed = 2 * packed(keys, head_dim) + packed(head_dim, keys) + 2 * packed(head_dim, block) + rows;
+    // The first key of a block is aligned, which can add a few.
+    Needs { scratch: packed + 2 * block * keys, ..Needs::default() }
 }
 
-pub(in super::super) fn attention_grad(
-    context: &mut Context<'_>,
-    operands: &mut Operands<'_>,
-    attention: &Attention,
-) {
+/// What the tasks read.
+struct Task<'a> {
+    simd: Simd,
+    sizes: Sizes,
+    d_out: &'a [f32],
+    q: &'a [f32],
+    out: &'a [f32],
+    log_sum_exp: &'a [f32],
+    borders: Option<&'a [u32]>,
+}
+
+/// The operands are d_out, then (q, k, v) or all three in one, then out, log-sum-exp and borders where there are any; the
+/// outputs are the gradients of (q, k, v) or all three in one.
+pub(in super::super) fn attention_grad(context: &mut Context<'_>, operands: &mut Operands<'_>, sizes: Sizes) {
     let simd = context.simd;
-    let (d_out, q, k, v) = (operands.input(0), operands.input(1), operands.input(2), operands.input(3));
-    let (out, log_sum_exp) = (operands.input(4), operands.input(5));
-    let borders = attention.borders.then(|| operands.indices(6));
-    let sizes = Sizes::new(attention, operands.input_type(1).shape, operands.input_type(2).shape);
-    let Sizes { batch, queries, keys, heads, kv_heads, head_dim, .. } = sizes;
-    let owned = sizes.group() * head_dim;
-    let (query_size, key_size) = ([batch, queries, heads * head_dim], [batch, keys, kv_heads * head_dim]);
+    let Sizes { batch, queries, keys, head_dim, attention, .. } = sizes;
+    let [q, k, v] = if sizes.is_joint { [1, 1, 1] } else { [1, 2, 3] }.map(|index| operands.input(index));
+    let next = if sizes.is_joint { 2 } else { 4 };
+    let task = Task {
+        simd,
+        sizes,
+        d_out: operands.input(0),
+        q,
+        out: operands.input(next),
+        log_sum_exp: operands.input(next + 1),
+        borders: attention.borders.then(|| operands.indices(next + 2)),
+    };
+    let widths = [attention.heads, attention.kv_heads, attention.kv_heads].map(|heads| heads * head_dim);
+    let grids = if sizes.is_joint {
+        let columns = widths.iter().sum();
+        Grid::new(operands.output(0), [batch, queries, columns], [queries, columns]).side_by_side(widths)
+    } else {
+        let lengths = [queries, keys, keys];
+        std::array::from_fn(|i| {
+            Grid::new(operands.output(i), [batch, lengths[i], widths[i]], [lengths[i], widths[i]])
+        })
+    };
+    let [d_q, d_k, d_v] = grids;
     let grids = [
-        Grid::new(operands.output(0), query_size, [queries, owned]),
-        Grid::new(operands.output(1), key_size, [keys, head_dim]),
-        Grid::new(operands.output(2), key_size, [keys, head_dim]),
+        d_q.in_tiles([queries, sizes.group() * head_dim]),
+        d_k.in_tiles([keys, head_dim]),
+        d_v.in_tiles([keys, head_dim]),
     ];
-    let scale = sizes.scale();
     for_tiles(context.pool, grids, |[mut d_q, mut d_k, mut d_v], scratch| {
         let (b, kv_head) = (d_k.matrix, d_k.column / head_dim);
         for row in 0..keys {
             d_k.row_mut(row).fill(0.0);
             d_v.row_mut(row).fill(0.0);
         }
+        let key_rows = sizes.head(k, Part::Keys, (b, kv_head), 0..keys);
+        let values = sizes.head(v, Part::Values, (b, kv_head), 0..keys);
+        let pack = |matrix, scratch| Packed::new(simd, attention.products, matrix, scratch);
+        let (keys_across, scratch) = pack(key_rows.transposed(), scratch);
+        let (values_across, scratch) = pack(values.transposed(), scratch);
+        let (key_rows, scratch) = pack(key_rows, scratch);
+        let packed = PackedHead { keys_across, values_across, key_rows };
         for member in 0..sizes.group() {
             let h = kv_head * sizes.group() + member;
             for first in (0..queries).step_by(BLOCK) {
                 let rows = first..(first + BLOCK).min(queries);
-                let count = rows.len();
-                let borders = sizes.borders_of(borders, b);
-                let range = sizes.visible_to_block(0, rows.clone(), borders);
-                let seen = range.len();
-                let (p, scratch) = scratch.split_at_mut(count * seen);
-                let (d_s, scratch) = scratch.split_at_mut(count * seen);
-                let block = |data| sizes.query_head(data, (b, h), rows.clone());
-                let keys = sizes.key_head(k, (b, kv_head), range.clone());
-                let values = sizes.key_head(v, (b, kv_head), range.clone());
-                let mut multiply = |a, b, c: &mut Tile<'_>, add| {
-                    gemm::multiply_alone(simd, Product { a, b, bias: None, add }, c, scratch);
-                };
-
-                multiply(block(q), keys.transposed(), &mut Tile::new(p, count, seen), false);
-                multiply(block(d_out), values.transposed(), &mut Tile::new(d_s, count, seen), false);
-                for (row, (p, d_s)) in p.chunks_exact_mut(seen).zip(d_s.chunks_exact_mut(seen)).enumerate() {
-                    let t = rows.start + row;
-                    let place = (b * queries + t) * heads * head_dim + h * head_dim;
-                    let place = place..place + head_dim;
-                    let delta = vector::dot(simd, &d_out[place.clone()], &out[place]);
-                    let visible = sizes.visible(0, t, borders);
-                    let visible = visible.start - range.start..visible.end - range.start;
-                    let statistic = log_sum_exp[(b * heads + h) * queries + t];
-                    let (seen_p, seen_d_s) = (&mut p[visible.clone()], &mut d_s[visible.clone()]);
-                    vector::probabilities(simd, seen_p, scale, statistic);
-                    vector::score_grad(simd, seen_p, delta, scale, seen_d_s);
-                    for hidden in [0..visible.start, visible.end..seen] {
-                        p[hidden.clone()].fill(0.0);
-                        d_s[hidden].fill(0.0);
-                    }
-                }
-                let (p, d_s) = (Matrix::new(p, count, seen), Matrix::new(d_s, count, seen));
-                multiply(p.transposed(), block(d_out), &mut d_v.part(range.clone(), 0..head_dim), true);
-                multiply(d_s.transposed(), block(q), &mut d_k.part(range.clone(), 0..head_dim), true);
                 let columns = member * head_dim..(member + 1) * head_dim;
-                multiply(d_s, keys, &mut d_q.part(rows.clone(), columns), false);
+                let d_q = &mut d_q.part(rows.clone(), columns);
+                task.block((b, h), rows, &packed, (d_q, &mut d_k, &mut d_v), scratch);
             }
         }
     });
+}
+
+/// The operands of products that all queries of a key head share.
+struct PackedHead<'a> {
+    keys_across: Packed<'a>,
+    values_across: Packed<'a>,
+    key_rows: Packed<'a>,
+}
+
+impl Task<'_> {
+    /// Computes d_q of a block of queries and adds what they contribute to d_k and d_v.
+    fn block(
+        &self,
+        (b, h): (usize, usize),
+        rows: Range<usize>,
+        packed: &PackedHead<'_>,
+        (d_q, d_k, d_v): (&mut Tile<'_>, &mut Tile<'_>, &mut Tile<'_>),
+        scratch: &mut [f32],
+    ) {
+        let Task { simd, sizes, .. } = *self;
+        let (products, head_dim) = (sizes.attention.products, sizes.head_dim);
+        let borders = sizes.borders_of(self.borders, b);
+        let range = sizes.visible_to(0, rows.clone(), borders);
+        let range = packed.keys_across.aligned(range.start)..range.end;
+        let (count, seen) = (rows.len(), range.len());
+        let (p, scratch) = scratch.split_at_mut(count * seen);
+        let (d_s, scratch) = scratch.split_at_mut(count * seen);
+
+        let panel = Packed::rows(simd, products);
+        for first in (0..count).step_by(panel) {
+            let panel = first..(first + panel).min(count);
+            let queries = rows.start + panel.start..rows.start + panel.end;
+            let keys = sizes.visible_to(0, queries.clone(), borders);
+            let keys = packed.keys_across.aligned(keys.start)..keys.end;
+            let columns = keys.start - range.start..keys.end - range.start;
+            let q = sizes.head(self.q, Part::Queries, (b, h), queries.clone());
+            let d_out = sizes.out_head(self.d_out, (b, h), queries.clone());
+            let mut p_tile = Tile::new(p, count, seen);
+            let to = &mut p_tile.part(panel.clone(), columns.clone());
+            packed.keys_across.multiply(q, 0, keys.clone(), to, false, scratch);
+            let mut d_s_tile = Tile::new(d_s, count, seen);
+            let to = &mut d_s_tile.part(panel.clone(), columns.clone());
+            packed.values_across.multiply(d_out, 0, keys.clone(), to, false, scratch);
+            for row in panel.clone() {
+                let place = row * seen..(row + 1) * seen;
+                let (p, d_s) = (&mut p[place.clone()], &mut d_s[place]);
+                self.row((b, h), rows.start + row, range.start, p, d_s);
+            }
+            let d_s = &d_s[panel.start * seen + columns.start..];
+            let d_s = Matrix::strided(d_s, panel.len(), columns.len(), seen);
+            let to = &mut d_q.part(panel, 0..head_dim);
+            packed.key_rows.multiply(d_s, keys.start, 0..head_dim, to, false, scratch);
+        }
+
+        let (p, d_s) = (Matrix::new(p, count, seen), Matrix::new(d_s, count, seen));
+        let d_out = sizes.out_head(self.d_out, (b, h), rows.clone());
+        let (d_out, scratch) = Packed::new(simd, products, d_out, scratch);
+        d_out.multiply(
+            p.transposed(),
+            0,
+            0..head_dim,
+            &mut d_v.part(range.clone(), 0..head_dim),
+            true,
+            scratch,
+        );
+        let q = sizes.head(self.q, Part::Queries, (b, h), rows);
+        let (q, scratch) = Packed::new(simd, products, q, scratch);
+        q.multiply(d_s.transposed(), 0, 0..head_dim, &mut d_k.part(range, 0..head_dim), true, scratch);
+    }
+
+    /// Turns a row of scores into probabilities, and gradients of probabilities into gradients of scores.
+    fn row(&self, (b, h): (usize, usize), t: usize, first_key: usize, p: &mut [f32], d_s: &mut [f32]) {
+        let Task { simd, sizes, .. } = *self;
+        let (heads, queries, head_dim) = (sizes.attention.heads, sizes.queries, sizes.head_dim);
+        let place = ((b * queries + t) * heads + h) * head_dim;
+        let place = place..place + head_dim;
+        let delta = vector::dot(simd, &self.d_out[place.clone()], &self.out[place]);
+        let visible = sizes.visible(0, t, sizes.borders_of(self.borders, b));
+        let visible = visible.start - first_key..visible.end - first_key;
+        let statistic = self.log_sum_exp[(b * heads + h) * queries + t];
+        let (seen_p, seen_d_s) = (&mut p[visible.clone()], &mut d_s[visible.clone()]);
+        vector::probabilities(simd, seen_p, sizes.scale(), statistic);
+        vector::score_grad(simd, seen_p, delta, sizes.scale(), seen_d_s);
+        for hidden in [0..visible.start, visible.end..p.len()] {
+            p[hidden.clone()].fill(0.0);
+            d_s[hidden].fill(0.0);
+        }
+    }
 }

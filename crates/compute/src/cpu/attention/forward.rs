@@ -1,84 +1,83 @@
-//! Forward: one task per (sample, head, block of queries).
+//! Forward: one task per (sample, head, chunk of queries).
 
 use super::{
     super::{
         Context, Needs,
-        gemm::{self, Product},
+        gemm::{Matrix, Packed},
         memory::Operands,
         shared::{Grid, Tile, for_tiles},
         simd::Simd,
         vector,
     },
-    BLOCK, Sizes,
+    Part, Sizes,
 };
-use crate::{op::Attention, tensor::Shape};
 
-/// The scratch of a task: scores, and packed operands of either product.
-pub(in super::super) fn needs(simd: Simd, attention: &Attention, q: Shape, k: Shape) -> Needs {
-    let sizes = Sizes::new(attention, q, k);
-    let rows = BLOCK.min(sizes.queries);
-    let packed = gemm::needs_alone(simd, sizes.keys, sizes.head_dim).max(gemm::needs_alone(
-        simd,
-        sizes.head_dim,
-        sizes.keys,
-    ));
-    Needs { scratch: rows * sizes.keys + packed, ..Needs::default() }
+/// Queries of a task: enough to make packing the keys a small part of it, few enough for many tasks on long samples.
+const CHUNK: usize = 256;
+
+/// The scratch of a task: packed keys and values, scores, and packed rows of either product.
+pub(in super::super) fn needs(simd: Simd, sizes: Sizes) -> Needs {
+    let Sizes { keys, head_dim, .. } = sizes;
+    let products = sizes.attention.products;
+    let packed = Packed::elements(simd, products, [keys, head_dim])
+        + Packed::elements(simd, products, [head_dim, keys])
+        + Packed::row_elements(simd, products, keys.max(head_dim));
+    Needs { scratch: packed + Packed::rows(simd, products) * keys, ..Needs::default() }
 }
 
-pub(in super::super) fn attention(
-    context: &mut Context<'_>,
-    operands: &mut Operands<'_>,
-    attention: &Attention,
-) {
+/// The operands are (q, k, v) or all three in one, then starts and borders where there are any.
+pub(in super::super) fn attention(context: &mut Context<'_>, operands: &mut Operands<'_>, sizes: Sizes) {
     let simd = context.simd;
-    let (q, k, v) = (operands.input(0), operands.input(1), operands.input(2));
-    let starts = attention.cached.then(|| operands.indices(3));
-    let borders = attention.borders.then(|| operands.indices(3 + usize::from(attention.cached)));
-    let sizes = Sizes::new(attention, operands.input_type(0).shape, operands.input_type(1).shape);
-    let Sizes { batch, queries, heads, head_dim, .. } = sizes;
-    // Both grids number their tiles by sample, head and block.
-    let out =
-        Grid::new(operands.output(0), [batch, queries, heads * head_dim], [BLOCK, head_dim]).by_columns();
-    let statistics = Grid::new(operands.output(1), [batch, heads, queries], [1, BLOCK]);
+    let Sizes { batch, queries, head_dim, attention, .. } = sizes;
+    let own = if sizes.is_joint { 1 } else { 3 };
+    let [q, k, v] = if sizes.is_joint { [0, 0, 0] } else { [0, 1, 2] }.map(|index| operands.input(index));
+    let starts = attention.cached.then(|| operands.indices(own));
+    let borders = attention.borders.then(|| operands.indices(own + usize::from(attention.cached)));
+    // Both grids number their tiles by sample, head and chunk.
+    let size = [batch, queries, attention.heads * head_dim];
+    let out = Grid::new(operands.output(0), size, [CHUNK, head_dim]).by_columns();
+    let statistics = Grid::new(operands.output(1), [batch, attention.heads, queries], [1, CHUNK]);
     for_tiles(context.pool, [out, statistics], |[mut out, mut log_sum_exp], scratch| {
         let (b, h) = (out.matrix, out.column / head_dim);
         let kv_head = h / sizes.group();
         let start = starts.map_or(0, |starts| starts[b] as usize);
-        let rows = out.row_range();
         let borders = sizes.borders_of(borders, b);
-        let keys = sizes.visible_to_block(start, rows.clone(), borders);
-        let seen = keys.len();
-        let (scores, scratch) = scratch.split_at_mut(rows.len() * seen);
+        let keys = sizes.visible_to(start, out.row_range(), borders);
+        let k = sizes.head(k, Part::Keys, (b, kv_head), keys.clone());
+        let v = sizes.head(v, Part::Values, (b, kv_head), keys.clone());
+        let (k, scratch) = Packed::new(simd, attention.products, k.transposed(), scratch);
+        let (v, scratch) = Packed::new(simd, attention.products, v, scratch);
 
-        let product = Product {
-            a: sizes.query_head(q, (b, h), rows.clone()),
-            b: sizes.key_head(k, (b, kv_head), keys.clone()).transposed(),
-            bias: None,
-            add: false,
-        };
-        gemm::multiply_alone(simd, product, &mut Tile::new(scores, rows.len(), seen), scratch);
+        let panel = Packed::rows(simd, attention.products);
+        for first in (0..out.rows()).step_by(panel) {
+            let count = panel.min(out.rows() - first);
+            let rows = out.row + first..out.row + first + count;
+            let seen = sizes.visible_to(start, rows.clone(), borders);
+            let seen = k.aligned(seen.start - keys.start)..seen.end - keys.start;
+            let (scores, scratch) = scratch.split_at_mut(count * seen.len());
+            let q = sizes.head(q, Part::Queries, (b, h), rows.clone());
+            let to = &mut Tile::new(scores, count, seen.len());
+            k.multiply(q, 0, seen.clone(), to, false, scratch);
 
-        // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
-        let mut sums = [0.0; BLOCK];
-        for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
-            let visible = sizes.visible(start, rows.start + row, borders);
-            let visible = visible.start - keys.start..visible.end - keys.start;
-            let (max, sum) = vector::softmax_numerators(simd, &mut scores[visible.clone()], sizes.scale());
-            scores[..visible.start].fill(0.0);
-            scores[visible.end..].fill(0.0);
-            sums[row] = sum;
-            log_sum_exp.row_mut(0)[row] = max + sum.ln();
-        }
+            // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
+            let mut sums = [0.0; 8];
+            for (row, scores) in scores.chunks_exact_mut(seen.len()).enumerate() {
+                let visible = sizes.visible(start, rows.start + row, borders);
+                let visible = visible.start - keys.start - seen.start..visible.end - keys.start - seen.start;
+                let (max, sum) =
+                    vector::softmax_numerators(simd, &mut scores[visible.clone()], sizes.scale());
+                scores[..visible.start].fill(0.0);
+                scores[visible.end..].fill(0.0);
+                sums[row] = sum;
+                log_sum_exp.row_mut(0)[first + row] = max + sum.ln();
+            }
 
-        let product = Product {
-            a: gemm::Matrix::new(scores, rows.len(), seen),
-            b: sizes.key_head(v, (b, kv_head), keys),
-            bias: None,
-            add: false,
-        };
-        gemm::multiply_alone(simd, product, &mut out, scratch);
-        for (row, sum) in sums.iter().enumerate().take(rows.len()) {
-            vector::scale(simd, 1.0 / sum, out.row_mut(row));
+            let scores = Matrix::new(scores, count, seen.len());
+            let to = &mut out.part(first..first + count, 0..head_dim);
+            v.multiply(scores, seen.start, 0..head_dim, to, false, scratch);
+            for (row, sum) in sums.iter().enumerate().take(count) {
+                vector::scale(simd, 1.0 / sum, out.row_mut(first + row));
+            }
         }
     });
 }

@@ -1,8 +1,8 @@
 //! Attention and its gradient.
 //!
-//! B samples, T queries, S keys, H query heads, Hkv key heads, D head size. Rows of one head lie in [B,T,H·D] tensors at a
-//! stride of H·D. A block of queries is multiplied with all keys that any of its queries sees; scores of a block live in
-//! the thread's scratch, so memory is linear in T.
+//! B samples, T queries, S keys, H query heads, Hkv key heads, D head size. Keys and values of a head are packed once; then
+//! a few queries at a time are multiplied with the keys that any of them sees. Scores live in the thread's scratch, so
+//! memory is linear in T.
 
 mod backward;
 mod forward;
@@ -15,28 +15,41 @@ use std::ops::Range;
 use super::gemm::Matrix;
 use crate::{op::Attention, tensor::Shape};
 
-/// Queries of a block.
-const BLOCK: usize = 32;
-
-/// The sizes of one attention.
+/// The sizes of one attention, and where its heads lie.
 #[derive(Clone, Copy)]
-struct Sizes {
+pub(super) struct Sizes {
     batch: usize,
     queries: usize,
     keys: usize,
-    heads: usize,
-    kv_heads: usize,
     head_dim: usize,
     attention: Attention,
+    /// Whether queries, keys and values are columns of one tensor.
+    is_joint: bool,
+}
+
+/// Which of the three an element belongs to.
+#[derive(Clone, Copy)]
+enum Part {
+    Queries,
+    Keys,
+    Values,
 }
 
 impl Sizes {
-    fn new(attention: &Attention, q: Shape, k: Shape) -> Self {
+    /// Of queries [B,T,H·D] and keys [B,S,Hkv·D].
+    pub fn apart(attention: &Attention, q: Shape, k: Shape) -> Self {
         let (&[batch, queries, columns], &[_, keys, _]) = (q.dims(), k.dims()) else {
             unreachable!("checked at bind")
         };
-        let Attention { heads, kv_heads, .. } = *attention;
-        Sizes { batch, queries, keys, heads, kv_heads, head_dim: columns / heads, attention: *attention }
+        let head_dim = columns / attention.heads;
+        Sizes { batch, queries, keys, head_dim, attention: *attention, is_joint: false }
+    }
+
+    /// Of queries, keys and values side by side: [B,T,(H + 2·Hkv)·D].
+    pub fn joint(attention: &Attention, qkv: Shape) -> Self {
+        let &[batch, queries, columns] = qkv.dims() else { unreachable!("checked at bind") };
+        let head_dim = columns / (attention.heads + 2 * attention.kv_heads);
+        Sizes { batch, queries, keys: queries, head_dim, attention: *attention, is_joint: true }
     }
 
     fn scale(&self) -> f32 {
@@ -45,7 +58,7 @@ impl Sizes {
 
     /// Query heads that share a key head.
     fn group(&self) -> usize {
-        self.heads / self.kv_heads
+        self.attention.heads / self.attention.kv_heads
     }
 
     /// The keys that query `t` of a sample sees when the first query is at position `start`.
@@ -56,8 +69,8 @@ impl Sizes {
         }
     }
 
-    /// The keys that any query of a block sees.
-    fn visible_to_block(&self, start: usize, rows: Range<usize>, borders: Option<&[u32]>) -> Range<usize> {
+    /// The keys that any of some queries sees.
+    fn visible_to(&self, start: usize, rows: Range<usize>, borders: Option<&[u32]>) -> Range<usize> {
         let (mut first, mut end) = (self.keys, 0);
         for t in rows {
             let visible = self.visible(start, t, borders);
@@ -71,24 +84,29 @@ impl Sizes {
         borders.map(|borders| &borders[b * self.queries..][..self.queries])
     }
 
-    /// Some rows of one head of a [B,T,H·D] tensor with `heads` heads and `length` rows per sample.
+    /// Some rows of one head of the queries, keys or values.
     fn head<'a>(
         &self,
         data: &'a [f32],
-        (heads, length): (usize, usize),
+        part: Part,
         (b, h): (usize, usize),
         rows: Range<usize>,
     ) -> Matrix<'a> {
-        let stride = heads * self.head_dim;
-        let start = (b * length + rows.start) * stride + h * self.head_dim;
+        let Attention { heads, kv_heads, .. } = self.attention;
+        let (first, own) = match part {
+            Part::Queries => (0, heads),
+            Part::Keys => (heads, kv_heads),
+            Part::Values => (heads + kv_heads, kv_heads),
+        };
+        let length = if matches!(part, Part::Queries) { self.queries } else { self.keys };
+        let (first, all) = if self.is_joint { (first, heads + 2 * kv_heads) } else { (0, own) };
+        let stride = all * self.head_dim;
+        let start = (b * length + rows.start) * stride + (first + h) * self.head_dim;
         Matrix::strided(&data[start..], rows.len(), self.head_dim, stride)
     }
 
-    fn query_head<'a>(&self, data: &'a [f32], (b, h): (usize, usize), rows: Range<usize>) -> Matrix<'a> {
-        self.head(data, (self.heads, self.queries), (b, h), rows)
-    }
-
-    fn key_head<'a>(&self, data: &'a [f32], (b, h): (usize, usize), rows: Range<usize>) -> Matrix<'a> {
-        self.head(data, (self.kv_heads, self.keys), (b, h), rows)
+    /// Some rows of one head of the output or of its gradient.
+    fn out_head<'a>(&self, data: &'a [f32], (b, h): (usize, usize), rows: Range<usize>) -> Matrix<'a> {
+        Sizes { is_joint: false, ..*self }.head(data, Part::Queries, (b, h), rows)
     }
 }

@@ -1,9 +1,12 @@
 //! Copies part of a matrix into the order in which the inner loops read it.
 //!
 //! Both operands are packed alike: a panel takes up to `width` lines of the matrix (rows of A, columns of B) and stores, for
-//! each step k of the sum, one number of every line.
+//! each step of the sum, one unit of every line: a number, a number rounded to bf16, or two numbers as a pair of bf16.
 
-use super::super::simd::{InstructionSet, Simd};
+use super::{
+    super::simd::{InstructionSet, Simd},
+    micro::{Family, Form},
+};
 
 /// Lines of a matrix to pack: element k of line i is at `i * line_stride + k * k_stride`.
 #[derive(Clone, Copy)]
@@ -20,8 +23,96 @@ pub(super) struct Lines<'a> {
     pub k_stride: usize,
 }
 
+/// Packs lines into `out[step * width + i]` in the family's units; lines that do not exist are zeros, and so is what is
+/// missing of a last pair.
+pub(super) fn pack(simd: Simd, family: Family, lines: Lines<'_>, width: usize, out: &mut [f32]) {
+    match family.form {
+        Form::F32 => pack_numbers(simd, lines, width, out),
+        Form::Rounded => {
+            pack_numbers(simd, lines, width, out);
+            out[..lines.depth * width].iter_mut().for_each(|x| *x = rounded_to_bf16(*x));
+        }
+        Form::Pairs => pack_pairs(simd, lines, width, out),
+    }
+}
+
+/// Packs rows that lie beside each other into consecutive panels of 8, all panels at once, which reads memory in order. Says
+/// whether it did, which is when the family's rows are 8 and there are whole panels of them.
+pub(super) fn pack_adjacent_rows(simd: Simd, family: Family, lines: Lines<'_>, out: &mut [f32]) -> bool {
+    let Lines { data, count, depth, line_stride, k_stride } = lines;
+    let is_known =
+        line_stride == 1 && family.rows == 8 && count.is_multiple_of(8) && family.form != Form::Rounded;
+    if !is_known || count <= 8 || depth == 0 {
+        return false;
+    }
+    let steps = family.units(depth);
+    assert!(count - 1 + (depth - 1) * k_stride < data.len(), "the lines lie inside the matrix");
+    assert!(out.len() >= steps * count, "the panels lie inside the output");
+    #[cfg(target_arch = "x86_64")]
+    if family.form == Form::Pairs && simd.set() == InstructionSet::Avx512Bf16 {
+        // SAFETY: the set proves the instructions, and the assertions keep all elements inside the data and the output.
+        unsafe { x86::pairs_of_adjacent_panels(lines, out.as_mut_ptr()) };
+        return true;
+    }
+    let _ = simd;
+    if family.form == Form::Pairs {
+        return false;
+    }
+    for k in 0..depth {
+        let (from, _) = data[k * k_stride..][..count].as_chunks::<8>();
+        for (panel, from) in from.iter().enumerate() {
+            let place = (panel * depth + k) * 8;
+            out[place..place + 8].copy_from_slice(from);
+        }
+    }
+    true
+}
+
+/// The nearest bf16, ties to even; what is not a number stays so.
+fn rounded_to_bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000;
+    if x.is_nan() { x } else { f32::from_bits(rounded) }
+}
+
+fn pack_pairs(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
+    let Lines { data, count, depth, line_stride, k_stride } = lines;
+    let steps = depth.div_ceil(2);
+    assert!(count <= width && out.len() >= steps * width);
+    if count == 0 || depth == 0 {
+        return out[..steps * width].fill(0.0);
+    }
+    assert!(
+        (count - 1) * line_stride + (depth - 1) * k_stride < data.len(),
+        "the lines lie inside the matrix"
+    );
+    #[cfg(target_arch = "x86_64")]
+    if simd.set() == InstructionSet::Avx512Bf16 && (line_stride == 1 || k_stride == 1) {
+        // SAFETY: the set proves the instructions. The assertions above keep every element of a line that exists inside the
+        // data, and `steps` groups of `width` units inside the output.
+        unsafe {
+            if line_stride == 1 {
+                x86::pairs_of_adjacent_lines(lines, width, out.as_mut_ptr());
+            } else {
+                x86::pairs_of_contiguous_lines(lines, width, out.as_mut_ptr());
+            }
+        }
+        return;
+    }
+    let _ = simd;
+    let half = |i: usize, k: usize| {
+        let x = if i < count && k < depth { data[i * line_stride + k * k_stride] } else { 0.0 };
+        rounded_to_bf16(x).to_bits() >> 16
+    };
+    for (step, out) in out.chunks_exact_mut(width).take(steps).enumerate() {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = f32::from_bits(half(i, 2 * step) | half(i, 2 * step + 1) << 16);
+        }
+    }
+}
+
 /// Packs lines into `out[k * width + i]`; lines that do not exist are zeros.
-pub(super) fn pack(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
+fn pack_numbers(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
     let Lines { data, count, depth, line_stride, k_stride } = lines;
     assert!(count <= width && out.len() >= depth * width);
     if count == 0 || depth == 0 {
@@ -35,6 +126,7 @@ pub(super) fn pack(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) 
         // Full panels have few widths, and a copy of known length is a few vector moves rather than a call.
         match (count == width, width) {
             (true, 48) => return copy::<48>(lines, out),
+            (true, 32) => return copy::<32>(lines, out),
             (true, 16) => return copy::<16>(lines, out),
             (true, 8) => return copy::<8>(lines, out),
             (true, 6) => return copy::<6>(lines, out),
@@ -108,6 +200,159 @@ fn transpose_blocks(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32])
 mod x86 {
     use std::arch::x86_64::*;
 
+    use super::Lines;
+
+    /// Eight vectors of eight units as the columns that they are the rows of.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn transposed(line: [__m256; 8]) -> [__m256; 8] {
+        // Pairs, then fours, then halves change places.
+        let pair: [__m256; 8] = std::array::from_fn(|i| match i % 2 {
+            0 => _mm256_unpacklo_ps(line[i], line[i + 1]),
+            _ => _mm256_unpackhi_ps(line[i - 1], line[i]),
+        });
+        let four = |i: usize, j: usize| {
+            (_mm256_shuffle_ps::<0x44>(pair[i], pair[j]), _mm256_shuffle_ps::<0xEE>(pair[i], pair[j]))
+        };
+        let ((a0, a1), (a2, a3)) = (four(0, 2), four(1, 3));
+        let ((b0, b1), (b2, b3)) = (four(4, 6), four(5, 7));
+        let low = |a, b| _mm256_permute2f128_ps::<0x20>(a, b);
+        let high = |a, b| _mm256_permute2f128_ps::<0x31>(a, b);
+        [
+            low(a0, b0),
+            low(a1, b1),
+            low(a2, b2),
+            low(a3, b3),
+            high(a0, b0),
+            high(a1, b1),
+            high(a2, b2),
+            high(a3, b3),
+        ]
+    }
+
+    /// The mask of the first `lanes` of 16.
+    fn first(lanes: usize) -> __mmask16 {
+        if lanes >= 16 { 0xFFFF } else { (1 << lanes) - 1 }
+    }
+
+    /// Packs pairs of lines whose elements follow each other.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with BW, VL and BF16; all elements of the lines that exist lie inside their data, `to` has
+    /// room for `width` units for each two of them, and nobody else uses it.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    pub unsafe fn pairs_of_contiguous_lines(lines: Lines<'_>, width: usize, to: *mut f32) {
+        let Lines { data, count, depth, line_stride, .. } = lines;
+        for i in (0..width).step_by(8) {
+            let (existing, lanes) = (count.saturating_sub(i).min(8), (width - i).min(8));
+            let from = data.as_ptr().wrapping_add(i * line_stride);
+            for k in (0..depth).step_by(16) {
+                let left = (depth - k).min(16);
+                // SAFETY: masks keep loads to lines and elements that exist, and stores to lanes of groups that do.
+                unsafe {
+                    // The lines after these are packed next; several streams at once are more than the processor foresees.
+                    for line in 8..16 {
+                        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * line_stride + k).cast());
+                    }
+                    let line = |line: usize| {
+                        let mask = if line < existing { first(left) } else { 0 };
+                        let x = _mm512_maskz_loadu_ps(mask, from.wrapping_add(line * line_stride + k));
+                        std::mem::transmute::<__m256bh, __m256>(_mm512_cvtneps_pbh(x))
+                    };
+                    let groups = transposed(std::array::from_fn(line));
+                    let to = to.add(k / 2 * width + i);
+                    if left == 16 && lanes == 8 {
+                        for (step, group) in groups.into_iter().enumerate() {
+                            _mm256_storeu_ps(to.add(step * width), group);
+                        }
+                    } else {
+                        for (step, group) in groups.into_iter().enumerate().take(left.div_ceil(2)) {
+                            _mm256_mask_storeu_ps(to.add(step * width), first(lanes) as __mmask8, group);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Number i of the first half, then number i of the second.
+    const INTERLEAVED: [i16; 32] = {
+        let mut order = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            order[i] = (i / 2 + 16 * (i % 2)) as i16;
+            i += 1;
+        }
+        order
+    };
+
+    /// Packs pairs of lines that lie beside each other into consecutive panels of 8.
+    ///
+    /// # Safety
+    /// As for [`pairs_of_contiguous_lines`]; the lines are a multiple of 8.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    pub unsafe fn pairs_of_adjacent_panels(lines: Lines<'_>, to: *mut f32) {
+        let Lines { data, count, depth, k_stride, .. } = lines;
+        let panel = depth.div_ceil(2) * 8;
+        // SAFETY: the array is 512 bits.
+        let interleaved = unsafe { _mm512_loadu_si512(INTERLEAVED.as_ptr().cast()) };
+        for k in (0..depth).step_by(2) {
+            let from = data.as_ptr().wrapping_add(k * k_stride);
+            for i in (0..count).step_by(16) {
+                let mask = first(count - i);
+                let second_mask = if k + 1 < depth { mask } else { 0 };
+                // SAFETY: masks keep loads to lines and elements that exist; both panels lie inside the output.
+                unsafe {
+                    let low = _mm512_maskz_loadu_ps(mask, from.wrapping_add(i));
+                    let high = _mm512_maskz_loadu_ps(second_mask, from.wrapping_add(k_stride + i));
+                    let halves = _mm512_cvtne2ps_pbh(high, low);
+                    let halves = std::mem::transmute::<__m512bh, __m512i>(halves);
+                    let pairs = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, halves));
+                    let to = to.add(i / 8 * panel + k * 4);
+                    _mm256_storeu_ps(to, _mm512_castps512_ps256(pairs));
+                    if count - i >= 16 {
+                        let upper = _mm512_shuffle_f32x4::<0b11_10_11_10>(pairs, pairs);
+                        _mm256_storeu_ps(to.add(panel), _mm512_castps512_ps256(upper));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Packs pairs of lines that lie beside each other.
+    ///
+    /// # Safety
+    /// As for [`pairs_of_contiguous_lines`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    pub unsafe fn pairs_of_adjacent_lines(lines: Lines<'_>, width: usize, to: *mut f32) {
+        let Lines { data, count, depth, k_stride, .. } = lines;
+        // SAFETY: the array is 512 bits.
+        let interleaved = unsafe { _mm512_loadu_si512(INTERLEAVED.as_ptr().cast()) };
+        for k in (0..depth).step_by(2) {
+            let from = data.as_ptr().wrapping_add(k * k_stride);
+            for i in (0..width).step_by(16) {
+                let mask = first(count.saturating_sub(i));
+                let second_mask = if k + 1 < depth { mask } else { 0 };
+                // SAFETY: masks keep loads to lines and elements that exist, and stores to units of the group.
+                unsafe {
+                    let low = _mm512_maskz_loadu_ps(mask, from.wrapping_add(i));
+                    let high = _mm512_maskz_loadu_ps(second_mask, from.wrapping_add(k_stride + i));
+                    let halves = _mm512_cvtne2ps_pbh(high, low);
+                    let halves = std::mem::transmute::<__m512bh, __m512i>(halves);
+                    let pairs = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, halves));
+                    let to = to.add(k / 2 * width + i);
+                    if width - i >= 16 {
+                        _mm512_storeu_ps(to, pairs);
+                    } else if width - i == 8 {
+                        _mm256_storeu_ps(to, _mm512_castps512_ps256(pairs));
+                    } else {
+                        _mm512_mask_storeu_ps(to, first(width - i), pairs);
+                    }
+                }
+            }
+        }
+    }
+
     /// Writes `to[k * width + i] = from[i * stride + k]` for i below 8 and k below `depth`, a multiple of 8.
     ///
     /// # Safety
@@ -124,19 +369,8 @@ mod x86 {
                     }
                 }
                 let line: [__m256; 8] = std::array::from_fn(|i| _mm256_loadu_ps(from.add(i * stride + k)));
-                // Pairs, then fours, then halves change places.
-                let pair: [__m256; 8] = std::array::from_fn(|i| match i % 2 {
-                    0 => _mm256_unpacklo_ps(line[i], line[i + 1]),
-                    _ => _mm256_unpackhi_ps(line[i - 1], line[i]),
-                });
-                let four = |i: usize, j: usize| {
-                    (_mm256_shuffle_ps::<0x44>(pair[i], pair[j]), _mm256_shuffle_ps::<0xEE>(pair[i], pair[j]))
-                };
-                let ((a0, a1), (a2, a3)) = (four(0, 2), four(1, 3));
-                let ((b0, b1), (b2, b3)) = (four(4, 6), four(5, 7));
-                for (step, (a, b)) in [(a0, b0), (a1, b1), (a2, b2), (a3, b3)].into_iter().enumerate() {
-                    _mm256_storeu_ps(to.add((k + step) * width), _mm256_permute2f128_ps::<0x20>(a, b));
-                    _mm256_storeu_ps(to.add((k + step + 4) * width), _mm256_permute2f128_ps::<0x31>(a, b));
+                for (step, group) in transposed(line).into_iter().enumerate() {
+                    _mm256_storeu_ps(to.add((k + step) * width), group);
                 }
             }
         }
@@ -146,25 +380,57 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::DType;
 
     #[test]
     fn a_panel_holds_every_line_in_step_order() {
-        for set in InstructionSet::ALL {
+        let data: Vec<f32> = (0..48 * 150).map(|i| (i as f32).sin()).collect();
+        for (set, products) in
+            InstructionSet::ALL.into_iter().flat_map(|set| [(set, DType::F32), (set, DType::BF16)])
+        {
             let Some(simd) = Simd::new(set) else { continue };
-            for (count, depth, width) in
-                [(1, 1, 1), (8, 16, 8), (17, 19, 48), (48, 8, 48), (5, 33, 6), (0, 3, 8)]
-            {
+            let family = Family::of(simd, products);
+            for (count, depth, width) in [
+                (1, 1, 1),
+                (8, 16, 8),
+                (17, 19, 48),
+                (48, 8, 48),
+                (5, 33, 6),
+                (0, 3, 8),
+                (8, 31, 8),
+                (33, 34, 48),
+            ] {
                 for (line_stride, k_stride) in [(40, 1), (1, 50), (3, 150)] {
-                    let data: Vec<f32> = (0..48 * 150).map(|i| i as f32).collect();
-                    let mut out = vec![-1.0; depth * width];
-                    pack(simd, Lines { data: &data, count, depth, line_stride, k_stride }, width, &mut out);
-                    for (index, &value) in out.iter().enumerate() {
-                        let (k, i) = (index / width, index % width);
-                        let expected = if i < count { (i * line_stride + k * k_stride) as f32 } else { 0.0 };
-                        assert_eq!(value, expected, "{set} {count} lines, k {k}, line {i}");
+                    let mut out = vec![-1.0; family.units(depth) * width];
+                    let lines = Lines { data: &data, count, depth, line_stride, k_stride };
+                    pack(simd, family, lines, width, &mut out);
+                    let expected = |i: usize, k: usize| {
+                        if i < count && k < depth { data[i * line_stride + k * k_stride] } else { 0.0 }
+                    };
+                    let rounded = |i, k| half::bf16::from_f32(expected(i, k)).to_f32();
+                    for (index, &unit) in out.iter().enumerate() {
+                        let (step, i) = (index / width, index % width);
+                        let place = format!("{set} {:?} {count} lines, step {step}, line {i}", family.form);
+                        match family.form {
+                            Form::F32 => assert_eq!(unit, expected(i, step), "{place}"),
+                            Form::Rounded => assert_eq!(unit, rounded(i, step), "{place}"),
+                            Form::Pairs => {
+                                let bits = unit.to_bits();
+                                let pair = [f32::from_bits(bits << 16), f32::from_bits(bits & 0xFFFF_0000)];
+                                assert_eq!(pair, [rounded(i, 2 * step), rounded(i, 2 * step + 1)], "{place}");
+                            }
+                        }
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn rounding_to_bf16_keeps_what_is_not_finite() {
+        for x in [f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::MAX, 1.003_906_2, 1.011_718_8] {
+            assert_eq!(rounded_to_bf16(x), half::bf16::from_f32(x).to_f32());
+        }
+        assert!(rounded_to_bf16(f32::NAN).is_nan());
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{
     super::{
-        Context,
+        Context, Needs,
         memory::Operands,
+        pool::Pool,
         shared::{Grid, Tile, for_tiles},
         simd::Simd,
         vector,
@@ -80,7 +81,13 @@ impl Norm<'_> {
     }
 }
 
-pub(in super::super) fn layer_norm_grad_input(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+/// With `adds`, the last operand is added to d_x.
+pub(in super::super) fn layer_norm_grad_input(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    adds: bool,
+) {
+    let other = adds.then(|| operands.input(5));
     let (simd, d_y, x, gain) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
     let (mean, rstd) = (operands.input(3), operands.input(4));
     let columns = operands.input_type(0).shape.columns();
@@ -89,7 +96,11 @@ pub(in super::super) fn layer_norm_grad_input(context: &mut Context<'_>, operand
         for row in d_x.row_range() {
             let range = row * columns..(row + 1) * columns;
             let to = d_x.row_mut(row - d_x.row);
-            vector::norm_grad_input(simd, &d_y[range.clone()], &x[range], gain, mean[row], rstd[row], to);
+            let (d_y, x) = (&d_y[range.clone()], &x[range.clone()]);
+            vector::norm_grad_input(simd, d_y, x, gain, mean[row], rstd[row], to);
+            if let Some(other) = other {
+                vector::accumulate(simd, &other[range], to);
+            }
         }
     });
 }
@@ -103,35 +114,19 @@ pub(in super::super) fn layer_norm_grad_params(
     let (simd, d_y, x) = (context.simd, operands.input(0), operands.input(1));
     let (mean, rstd) = (operands.input(2), operands.input(3));
     let columns = operands.input_type(0).shape.columns();
-    let sums = |owned: std::ops::Range<usize>, d_gain: &mut [f32], d_shift: Option<&mut [f32]>| {
-        let (mut gains, mut shifts) = ([0.0; OWNED_COLUMNS], [0.0; OWNED_COLUMNS]);
-        let (gains, shifts) = (&mut gains[..owned.len()], &mut shifts[..owned.len()]);
-        for block in (0..mean.len()).step_by(SUMMED_ROWS) {
-            let (mut gain_part, mut shift_part) = ([0.0; OWNED_COLUMNS], [0.0; OWNED_COLUMNS]);
-            for row in block..(block + SUMMED_ROWS).min(mean.len()) {
-                let range = row * columns + owned.start..row * columns + owned.end;
-                let (d_y, x) = (&d_y[range.clone()], &x[range]);
-                vector::norm_grad_params(simd, d_y, x, mean[row], rstd[row], &mut gain_part, &mut shift_part);
-            }
-            vector::accumulate(simd, &gain_part, gains);
-            vector::accumulate(simd, &shift_part, shifts);
-        }
-        finish(simd, gains, d_gain, add);
-        if let Some(d_shift) = d_shift {
-            finish(simd, shifts, d_shift, add);
-        }
+    let d_gain = operands.output(0);
+    let mut d_shift = bias.then(|| operands.output(1));
+    let row = |row: usize, part: &mut [f32]| {
+        let range = row * columns..(row + 1) * columns;
+        let (gain, shift) = part.split_at_mut(columns);
+        vector::norm_grad_params(simd, &d_y[range.clone()], &x[range], mean[row], rstd[row], gain, shift);
     };
-    let d_gain = Grid::elements(operands.output(0), OWNED_COLUMNS);
-    if bias {
-        let d_shift = Grid::elements(operands.output(1), OWNED_COLUMNS);
-        for_tiles(context.pool, [d_gain, d_shift], |[d_gain, d_shift], _| {
-            sums(d_gain.column_range(), d_gain.into_slice(), Some(d_shift.into_slice()));
-        });
-    } else {
-        for_tiles(context.pool, [d_gain], |[d_gain], _| {
-            sums(d_gain.column_range(), d_gain.into_slice(), None)
-        });
-    }
+    sum_rows(context, (mean.len(), 2 * columns), row, |pool, sums| {
+        sums.add_up(simd, pool, 0, d_gain, add);
+        if let Some(d_shift) = &mut d_shift {
+            sums.add_up(simd, pool, columns, d_shift, add);
+        }
+    });
 }
 
 /// The rows of RMS norm are groups of as many elements as the gain has.
@@ -150,7 +145,13 @@ pub(in super::super) fn rms_norm(context: &mut Context<'_>, operands: &mut Opera
     });
 }
 
-pub(in super::super) fn rms_norm_grad_input(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+/// With `adds`, the last operand is added to d_x.
+pub(in super::super) fn rms_norm_grad_input(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    adds: bool,
+) {
+    let other = adds.then(|| operands.input(4));
     let (simd, d_y, x) = (context.simd, operands.input(0), operands.input(1));
     let (gain, rstd) = (operands.input(2), operands.input(3));
     let columns = gain.len();
@@ -159,7 +160,30 @@ pub(in super::super) fn rms_norm_grad_input(context: &mut Context<'_>, operands:
         for row in d_x.row_range() {
             let range = row * columns..(row + 1) * columns;
             let to = d_x.row_mut(row - d_x.row);
-            vector::rms_grad_input(simd, &d_y[range.clone()], &x[range], gain, rstd[row], to);
+            vector::rms_grad_input(simd, &d_y[range.clone()], &x[range.clone()], gain, rstd[row], to);
+            if let Some(other) = other {
+                vector::accumulate(simd, &other[range], to);
+            }
+        }
+    });
+}
+
+pub(in super::super) fn add_rms_norm(context: &mut Context<'_>, operands: &mut Operands<'_>, eps: f32) {
+    let (simd, a, b, gain) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
+    let columns = gain.len();
+    let rows = tile_rows(columns);
+    let grids = [
+        Grid::rows(operands.output(0), columns, rows),
+        Grid::rows(operands.output(1), columns, rows),
+        Grid::elements(operands.output(2), rows),
+    ];
+    for_tiles(context.pool, grids, |[mut sum, mut y, mut rstd], _| {
+        for row in 0..y.rows() {
+            let range = (y.row + row) * columns..(y.row + row + 1) * columns;
+            vector::add(simd, &a[range.clone()], &b[range], sum.row_mut(row));
+            let statistic = vector::rms_statistic(simd, sum.row_mut(row), eps);
+            rstd.row_mut(0)[row] = statistic;
+            vector::normalise(simd, sum.row_mut(row), 0.0, statistic, gain, None, y.row_mut(row));
         }
     });
 }
@@ -192,19 +216,58 @@ pub(in super::super) fn linear_grad_bias(context: &mut Context<'_>, operands: &m
     let (simd, d_y) = (context.simd, operands.input(0));
     let shape = operands.input_type(0).shape;
     let (rows, columns) = (shape.rows(), shape.columns());
-    for_tiles(context.pool, [Grid::elements(operands.output(0), OWNED_COLUMNS)], |[d_b], _| {
-        let owned = d_b.column_range();
-        let mut sums = [0.0; OWNED_COLUMNS];
-        let sums = &mut sums[..owned.len()];
-        for block in (0..rows).step_by(SUMMED_ROWS) {
-            let mut part = [0.0; OWNED_COLUMNS];
-            for row in block..(block + SUMMED_ROWS).min(rows) {
-                vector::accumulate(simd, &d_y[row * columns..][owned.clone()], &mut part);
-            }
-            vector::accumulate(simd, &part, sums);
+    let d_b = operands.output(0);
+    let row = |row: usize, part: &mut [f32]| {
+        vector::accumulate(simd, &d_y[row * columns..(row + 1) * columns], part);
+    };
+    sum_rows(context, (rows, columns), row, |pool, sums| sums.add_up(simd, pool, 0, d_b, add));
+}
+
+/// Sums of some rows each, of `columns` numbers.
+struct Sums<'a> {
+    parts: &'a [f32],
+    columns: usize,
+}
+
+/// What [`sum_rows`] keeps.
+pub(in super::super) fn sum_needs(rows: usize, columns: usize) -> Needs {
+    Needs { shared: rows.div_ceil(SUMMED_ROWS) * columns, ..Needs::default() }
+}
+
+/// Adds up what `row` adds to `columns` numbers, over [`SUMMED_ROWS`] rows at a time: memory is read in order, and rounding
+/// errors do not grow with the number of rows.
+fn sum_rows(
+    context: &mut Context<'_>,
+    (rows, columns): (usize, usize),
+    row: impl Fn(usize, &mut [f32]) + Sync,
+    then: impl FnOnce(&mut Pool, &Sums<'_>),
+) {
+    let Context { pool, shared, .. } = context;
+    let parts = &mut shared.as_mut_slice()[..rows.div_ceil(SUMMED_ROWS) * columns];
+    for_tiles(pool, [Grid::rows(&mut *parts, columns, 1)], |[part], _| {
+        let first = part.row * SUMMED_ROWS;
+        let part = part.into_slice();
+        part.fill(0.0);
+        for index in first..(first + SUMMED_ROWS).min(rows) {
+            row(index, part);
         }
-        finish(simd, sums, d_b.into_slice(), add);
     });
+    then(pool, &Sums { parts, columns });
+}
+
+impl Sums<'_> {
+    /// Adds all parts in order, from column `first` on, into `out` or over it.
+    fn add_up(&self, simd: Simd, pool: &mut Pool, first: usize, out: &mut [f32], add: bool) {
+        for_tiles(pool, [Grid::elements(out, OWNED_COLUMNS)], |[out], _| {
+            let owned = first + out.column..first + out.column + out.columns();
+            let mut total = [0.0; OWNED_COLUMNS];
+            let total = &mut total[..owned.len()];
+            for part in self.parts.chunks_exact(self.columns) {
+                vector::accumulate(simd, &part[owned.clone()], total);
+            }
+            finish(simd, total, out.into_slice(), add);
+        });
+    }
 }
 
 fn finish(simd: Simd, sums: &[f32], out: &mut [f32], add: bool) {
