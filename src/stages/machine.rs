@@ -1,5 +1,8 @@
 //! The memory of this machine: the one place that asks for it.
 
+use crate::failure::{Code, Failure, Result};
+use crate::show::numbers;
+
 /// The share of the free memory that a run on the CPU may plan with; the rest is for the system and its caches.
 const SHARE: f64 = 0.8;
 
@@ -23,6 +26,17 @@ pub fn memory() -> Memory {
 /// How much memory a run on the CPU may take, if the machine says.
 pub fn memory_for_a_run() -> Option<u64> {
     memory().available.map(|free| (free as f64 * SHARE) as u64)
+}
+
+/// Refuses what can never fit. Without this the allocator would end the program in the middle of its work.
+pub fn check_fits(needed: u64) -> Result<()> {
+    let Some(total) = memory().total.filter(|total| needed > *total) else { return Ok(()) };
+    let message = format!(
+        "this run needs {} of memory and the machine has {}: make the model, model.context or train.micro_batch smaller",
+        numbers::bytes(needed),
+        numbers::bytes(total)
+    );
+    Err(Failure::new(Code::OutOfMemory, message))
 }
 
 /// What the kernel says, within the limit of a container, of which so much is used.
@@ -54,6 +68,14 @@ mod tests {
         let limited = memory_of(text, Some((20 * 1024, 10 * 1024)));
         assert_eq!(limited, Memory { total: Some(20 * 1024), available: Some(10 * 1024) });
         assert_eq!(memory_of(text, Some((1 << 40, 0))), memory_of(text, None));
+    }
+
+    #[test]
+    fn only_what_can_never_fit_is_refused() {
+        assert!(check_fits(1 << 10).is_ok());
+        if memory().total.is_some() {
+            assert_eq!(check_fits(u64::MAX).unwrap_err().code(), Code::OutOfMemory);
+        }
     }
 
     #[test]
