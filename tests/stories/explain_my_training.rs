@@ -136,14 +136,12 @@ fn values_out_of_range_say_what_is_in_range() {
 #[test]
 fn a_device_that_is_not_there_is_refused() {
     let desk = Desk::with_run();
-    for command in ["eval run", "sample run"] {
+    for command in ["eval run", "sample run", "run tiny.toml", "train tiny.toml"] {
         for device in ["cuda", "cuda:0", "tpu"] {
-            desk.explains(&[(69, &format!("{command} --device {device}"), &[device, "auto, cpu"])]);
+            desk.explains(&[(69, &format!("{command} --device {device}"), &[device, "use auto, cpu"])]);
         }
     }
-    for device in ["cuda", "cuda:0", "tpu"] {
-        desk.explains(&[(2, &format!("run tiny.toml --device {device}"), &["train.device", "auto, cpu"])]);
-    }
+    desk.explains(&[(2, "run tiny.toml --train.device cuda", &["train.device", "auto, cpu"])]);
 }
 
 #[test]
@@ -214,6 +212,7 @@ fn what_eval_and_sample_cannot_do_is_told() {
         (2, "sample run -n 0", &["--samples"]),
         (2, "sample run --train.steps 3", &["--train.steps", "sample"]),
         (2, "eval run --split test", &["test", "validation"]),
+        (2, "eval run --tokens 0", &["--tokens", "at least 2"]),
         (2, "eval run --rows 0", &["--rows"]),
         (66, "eval run --data gone", &["gone", "data prepare"]),
         (65, "eval run --tokenizer other.json", &["other.json", "400 tokens", "300 tokens"]),
