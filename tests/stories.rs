@@ -21,6 +21,22 @@ mod read_a_configuration;
 #[path = "stories/explain_my_mistake.rs"]
 mod explain_my_mistake;
 
+/// Every mistake around configurations, runs and models.
+#[path = "stories/explain_my_training.rs"]
+mod explain_my_training;
+
+/// Anything else: whatever is typed, the program ends in order.
+#[path = "stories/survive_anything.rs"]
+mod survive_anything;
+
+/// Every command for other programs.
+#[path = "stories/speak_json.rs"]
+mod speak_json;
+
+/// Help, completions, manual pages, the doctor, and what a tokenizer is.
+#[path = "stories/find_my_way.rs"]
+mod find_my_way;
+
 /// From a configuration to a trained model, in one command or in steps.
 #[path = "stories/train_a_small_model.rs"]
 mod train_a_small_model;

@@ -51,6 +51,10 @@ enum SplitName {
 /// Measures a model.
 pub fn run(context: &Context, args: &Args) -> Result<()> {
     context.refuse_overrides("eval")?;
+    if args.tokens.is_some_and(|tokens| tokens < 2) {
+        let message = "--tokens is too small: a token is predicted from one before it, so use at least 2";
+        return Err(Failure::new(Code::Usage, message));
+    }
     let found = model::find(&args.model, &context.show)?;
     let (tokenizer, file) = found.tokenizer(args.tokenizer.as_deref())?;
     let dir = match (&args.data, &found.run) {

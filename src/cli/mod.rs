@@ -239,13 +239,51 @@ mod tests {
         assert!(said.contains("the sky fell") && said.contains("please report"), "{said}");
     }
 
+    /// The lines of a help text that call the program, each from its name on and without where the output goes.
+    fn examples(command: &clap::Command) -> Vec<String> {
+        let help = command.get_after_help().map(|help| help.to_string()).unwrap_or_default();
+        let lines = help.lines().filter(|line| line.starts_with("  ") && line.contains("ironmill "));
+        let call = |line: &str| {
+            let from_name = line.split_once("ironmill ").map_or("", |(_, rest)| rest);
+            format!("ironmill {}", from_name.split(" > ").next().unwrap_or_default())
+        };
+        lines.map(call).collect()
+    }
+
+    /// The words of a line as a shell reads them, for the quoting that examples use.
+    fn words(line: &str) -> Vec<String> {
+        let parts: Vec<&str> = line.split('\'').collect();
+        let mut words = Vec::new();
+        for (idx, part) in parts.iter().enumerate() {
+            if idx % 2 == 1 {
+                words.push(part.to_string());
+            } else {
+                words.extend(part.split_whitespace().map(String::from));
+            }
+        }
+        words
+    }
+
     #[test]
-    fn every_help_page_has_examples() {
+    fn every_help_page_has_examples_that_the_program_takes() {
         fn check(command: &clap::Command) {
-            if !command.has_subcommands() {
-                let help = command.get_after_help().map(|help| help.to_string()).unwrap_or_default();
-                let examples = help.lines().filter(|line| line.trim_start().starts_with("ironmill ")).count();
-                assert!(examples >= 2, "{} has {examples} examples", command.get_name());
+            let examples = examples(command);
+            assert!(
+                command.has_subcommands() || examples.len() >= 2,
+                "{} has {} examples",
+                command.get_name(),
+                examples.len()
+            );
+            for example in examples {
+                // With the flags of keys, so that a key that is no more is found here.
+                let words = words(&example);
+                if let Err(error) = key_flags::grammar().try_get_matches_from(&words) {
+                    panic!("{example}: {error}");
+                }
+                for file in words.iter().filter(|word| word.starts_with("examples/")) {
+                    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+                    assert!(path.is_file(), "{example} names a file that is not shipped");
+                }
             }
             command.get_subcommands().for_each(check);
         }

@@ -6,6 +6,7 @@ use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::grouped;
 use crate::signals;
 use crate::stages::corpus;
+use crate::stages::model::check_device;
 use crate::stages::plan::Plan;
 use crate::stages::run_folder::RunFolder;
 use crate::stages::training::{Outcome, train};
@@ -108,6 +109,7 @@ pub fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
 
 impl CommonArgs {
     fn load(&self, context: &Context) -> Result<Config> {
+        self.device.as_deref().map_or(Ok(()), check_device)?;
         let mut overrides = context.overrides.clone();
         let flags = [("train.device", &self.device), ("seed", &self.seed), ("model.depth", &self.depth)];
         for (path, value) in flags {

@@ -56,9 +56,7 @@ pub fn make(run: &RunFolder, config: &Config, context: &Context, stop: &AtomicBo
     };
     let prepared = data::prepare(&inputs, &tokenizer, &run.data(), &options, &context.show, stop)?;
     context.show.note(&format!("data: {}", prepared.summary()));
-    let dataset = Dataset::open(&run.data())?;
-    data::show_unknown(&dataset, &tokenizer, &context.show)?;
-    Ok(Corpus { tokenizer, dataset })
+    Ok(Corpus { tokenizer, dataset: Dataset::open(&run.data())? })
 }
 
 /// Finds what was prepared: the folder that the configuration names, or the one of the run.

@@ -38,12 +38,14 @@ pub fn prepare(
         let skipped = grouped(prepared.manifest.skipped_documents);
         show.warn(&format!("{skipped} documents are not UTF-8 and were left out"));
     }
+    show_unknown(dir, tokenizer, show)?;
     Ok(PreparedData { manifest: prepared.manifest, reused: prepared.reused })
 }
 
 /// Says how many tokens of a data set stand for something that the vocabulary does not have, if it can happen at all.
-pub fn show_unknown(dataset: &Dataset, tokenizer: &Tokenizer, show: &Show) -> Result<()> {
+fn show_unknown(dir: &Path, tokenizer: &Tokenizer, show: &Show) -> Result<()> {
     let Some(unknown_id) = tokenizer.unknown_id() else { return Ok(()) };
+    let dataset = Dataset::open(dir)?;
     let (mut unknown, mut total) = (0, 0);
     let mut buffer = vec![0; 1 << 16];
     for split in [Split::Train, Split::Validation] {

@@ -1,32 +1,54 @@
-//! What the machine has left for a run: the one place that asks it.
+//! The memory of this machine: the one place that asks for it.
+
+use crate::failure::{Code, Failure, Result};
+use crate::show::numbers;
 
 /// The share of the free memory that a run on the CPU may plan with; the rest is for the system and its caches.
 const SHARE: f64 = 0.8;
 
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// All that this program may have: what the machine has, or the limit of its group if that is less.
+    pub total: Option<u64>,
+    /// What is free, or can be made free without swapping.
+    pub available: Option<u64>,
+}
+
+/// The memory of this machine. Whatever cannot be found out is left open.
+pub fn memory() -> Memory {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let group = |name: &str| read(&format!("/sys/fs/cgroup/{name}"))?.trim().parse::<u64>().ok();
+    let limit = group("memory.max").map(|limit| (limit, group("memory.current").unwrap_or(0)));
+    memory_of(&read("/proc/meminfo").unwrap_or_default(), limit)
+}
+
 /// How much memory a run on the CPU may take, if the machine says.
 pub fn memory_for_a_run() -> Option<u64> {
-    let free = [free_in_system(), free_in_group()].into_iter().flatten().min()?;
-    Some((free as f64 * SHARE) as u64)
+    memory().available.map(|free| (free as f64 * SHARE) as u64)
 }
 
-/// What the kernel believes it can hand out without swapping.
-fn free_in_system() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    free_of_meminfo(&text)
+/// Refuses what can never fit. Without this the allocator would end the program in the middle of its work.
+pub fn check_fits(needed: u64) -> Result<()> {
+    let Some(total) = memory().total.filter(|total| needed > *total) else { return Ok(()) };
+    let message = format!(
+        "this run needs {} of memory and the machine has {}: make the model, model.context or train.micro_batch smaller",
+        numbers::bytes(needed),
+        numbers::bytes(total)
+    );
+    Err(Failure::new(Code::OutOfMemory, message))
 }
 
-/// What the control group of a container has left.
-fn free_in_group() -> Option<u64> {
-    let read =
-        |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok();
-    let (limit, used): (u64, u64) = (read("memory.max")?, read("memory.current")?);
-    Some(limit.saturating_sub(used))
-}
-
-fn free_of_meminfo(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes * 1024)
+/// What the kernel says, within the limit of a container, of which so much is used.
+fn memory_of(info: &str, limit: Option<(u64, u64)>) -> Memory {
+    let bytes = |name: &str| -> Option<u64> {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+    };
+    let (total, available) = (bytes("MemTotal"), bytes("MemAvailable"));
+    let Some((limit, used)) = limit else { return Memory { total, available } };
+    let left = limit.saturating_sub(used);
+    Memory { total: total.map(|all| all.min(limit)), available: available.map(|free| free.min(left)) }
 }
 
 #[cfg(test)]
@@ -34,19 +56,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_available_line_is_found_and_nothing_else() {
+    fn lines_are_found_by_their_whole_name() {
         let text = "MemTotal:       32 kB\nMemFree:         8 kB\nMemAvailable:   16 kB\n";
-        assert_eq!(free_of_meminfo(text), Some(16 * 1024));
-        assert_eq!(free_of_meminfo("MemTotal: 32 kB\n"), None);
-        assert_eq!(free_of_meminfo("MemAvailable: much\n"), None);
+        assert_eq!(memory_of(text, None), Memory { total: Some(32 * 1024), available: Some(16 * 1024) });
+        assert_eq!(memory_of("MemTotalX: 32 kB\nMemAvailable: much\n", None), Memory::default());
+    }
+
+    #[test]
+    fn the_limit_of_a_container_counts() {
+        let text = "MemTotal: 32 kB\nMemAvailable: 16 kB\n";
+        let limited = memory_of(text, Some((20 * 1024, 10 * 1024)));
+        assert_eq!(limited, Memory { total: Some(20 * 1024), available: Some(10 * 1024) });
+        assert_eq!(memory_of(text, Some((1 << 40, 0))), memory_of(text, None));
+    }
+
+    #[test]
+    fn only_what_can_never_fit_is_refused() {
+        assert!(check_fits(1 << 10).is_ok());
+        if memory().total.is_some() {
+            assert_eq!(check_fits(u64::MAX).unwrap_err().code(), Code::OutOfMemory);
+        }
     }
 
     #[test]
     fn a_machine_that_says_nothing_sets_no_limit() {
-        if std::path::Path::new("/proc/meminfo").exists() {
-            assert!(memory_for_a_run().unwrap() > 0);
-        } else {
-            assert_eq!(memory_for_a_run(), None);
-        }
+        let is_told = std::path::Path::new("/proc/meminfo").exists();
+        assert_eq!(memory_for_a_run().is_some(), is_told);
     }
 }

@@ -90,15 +90,17 @@ pub fn steps(config: &Config, samples_per_epoch: u64) -> u64 {
 
 /// The device of that name.
 pub fn device(name: &str, threads: usize) -> Result<Box<dyn Device>> {
-    match name {
-        "auto" | "cpu" => Ok(Box::new(Cpu::new(threads)?)),
-        "reference" => Ok(Box::new(Reference::rounded())),
-        _ => {
-            let message =
-                format!("there is no device \"{name}\" in this version: use auto, cpu or reference");
-            Err(Failure::new(Code::NoDevice, message))
-        }
+    check_device(name)?;
+    Ok(if name == "reference" { Box::new(Reference::rounded()) } else { Box::new(Cpu::new(threads)?) })
+}
+
+/// Refuses a device that is not there, before any work is done for it.
+pub fn check_device(name: &str) -> Result<()> {
+    if ["auto", "cpu", "reference"].contains(&name) {
+        return Ok(());
     }
+    let message = format!("there is no device \"{name}\" in this version: use auto, cpu or reference");
+    Err(Failure::new(Code::NoDevice, message))
 }
 
 /// A trained model, found by the folder that a person names.

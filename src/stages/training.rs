@@ -1,6 +1,7 @@
 //! The training of a run: step by step, measured, saved and shown, resumed from where it stopped.
 
 use super::corpus::Corpus;
+use super::machine::check_fits;
 use super::metrics::Metrics;
 use super::model;
 use super::plan::{self, Plan, Samples};
@@ -95,6 +96,7 @@ impl<'a> Session<'a> {
         let vocab_size = corpus.tokenizer.vocab_size() as u64;
         let plan = Plan::new(config, vocab_size, objective, Samples::of(&loader), steps)?;
         describe(&plan, config, &loader, steps, context);
+        check_fits(plan.memory.total_bytes() as u64)?;
         let mut config = config.clone();
         config.train.recompute = plan.recompute_name().into();
         run.store(&config)?;

@@ -210,8 +210,8 @@ fn every_key_changes_what_a_run_shows() {
     assert!(idle.is_empty(), "{}", idle.join("\n"));
 }
 
-#[test]
-fn the_table_has_every_key() {
+/// Every key that the program knows.
+fn known_keys() -> BTreeSet<String> {
     let desk = Desk::new();
     let mut known = BTreeSet::from(["seed".to_string()]);
     for section in ["tokenizer", "data", "model", "train", "sample"] {
@@ -221,6 +221,74 @@ fn the_table_has_every_key() {
         let list = said.lines().next().unwrap().split_once(&format!("[{section}] has ")).unwrap().1;
         known.extend(list.trim().split(", ").map(|name| format!("{section}.{name}")));
     }
+    known
+}
+
+#[test]
+fn the_table_has_every_key() {
     let tested: BTreeSet<String> = ROWS.iter().map(|row| row.0.to_string()).collect();
-    assert_eq!(tested, known);
+    assert_eq!(tested, known_keys());
+}
+
+/// The rows of the manual's tables: the first cell, without its quotes, and the second.
+fn manual() -> Vec<(String, String)> {
+    let text =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md")).unwrap();
+    text.lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+        .map(|(key, rest)| (key.to_string(), rest.split(" | ").next().unwrap().to_string()))
+        .collect()
+}
+
+#[test]
+fn the_manual_has_every_key_and_preset_and_no_other() {
+    let documented: BTreeSet<String> = manual().into_iter().map(|(key, _)| key).collect();
+    let (keys, presets): (BTreeSet<String>, BTreeSet<String>) =
+        documented.into_iter().partition(|name| name == "seed" || name.contains('.') && !name.contains('-'));
+    assert_eq!(keys, known_keys());
+    let desk = Desk::new();
+    desk.write("c.toml", "model.preset = \"none\"");
+    let said = desk.fails(78, &["config", "check", "c.toml"], &["one of"]).stderr;
+    let list =
+        said.lines().next().unwrap().split_once("one of ").unwrap().1.split(", but found").next().unwrap();
+    assert_eq!(presets, list.split(", ").map(str::to_string).collect());
+}
+
+#[test]
+fn the_manual_s_defaults_are_those_of_an_empty_file() {
+    let desk = Desk::new();
+    desk.write("empty.toml", "");
+    let resolved = desk.ok(&["config", "show", "empty.toml"]);
+    for (key, default) in manual() {
+        // A default that depends on something is said in words.
+        let Some(written) = default.strip_prefix('`').and_then(|rest| rest.strip_suffix('`')) else {
+            continue;
+        };
+        let is_value = !written.is_empty() && !written.contains(" · ") && !written.contains(" / ");
+        if !is_value || default.contains(", ") || key.contains('-') {
+            continue;
+        }
+        let (section, name) = key.split_once('.').unwrap_or(("", &key));
+        let body = resolved.split(&format!("[{section}]\n")).nth(usize::from(!section.is_empty())).unwrap();
+        let line = body
+            .lines()
+            .take_while(|line| !line.starts_with('['))
+            .find(|line| line.starts_with(&format!("{name} = ")));
+        let Some(line) = line else {
+            // What only another style has is not in an empty file.
+            assert!(["qk_norm", "rope_theta", "rope_scaling", "momentum"].contains(&name), "{key}");
+            continue;
+        };
+        let found = line.split_once(" = ").unwrap().1.split("  # ").next().unwrap().trim();
+        let settled =
+            [("\"100M\"", "100000000"), ("train.precision", "\"fp32\""), ("train.device", "\"cpu\"")];
+        let expected = settled
+            .iter()
+            .find(|(what, _)| *what == written || *what == key)
+            .map_or(written.replace("\\|", "|"), |(_, value)| value.to_string());
+        let as_number = |text: &str| text.parse::<f64>().ok();
+        let is_same =
+            found == expected || as_number(found).is_some() && as_number(found) == as_number(&expected);
+        assert!(is_same, "{key}: the manual says {written}, the program {found}");
+    }
 }

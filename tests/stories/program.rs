@@ -138,7 +138,8 @@ impl Desk {
         self.command(arguments).stdin(Stdio::null()).spawn().unwrap()
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    /// The program, to be started by the caller.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ironmill"));
         command
             .args(arguments)
@@ -171,6 +172,15 @@ impl Desk {
         outcome.stdout
     }
 
+    /// Makes the mistakes of a table: a command line, its exit code, and what the one paragraph says with its advice.
+    pub fn explains(&self, mistakes: &[(i32, &str, &[&str])]) {
+        for (code, line, said) in mistakes {
+            let arguments = words(line);
+            let outcome = self.fails(*code, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), said);
+            assert!(outcome.stdout.is_empty(), "{line}: {outcome:?}");
+        }
+    }
+
     /// Runs the program, which must fail with this code and say all of these things in one paragraph.
     pub fn fails(&self, code: i32, arguments: &[&str], said: &[&str]) -> Outcome {
         let outcome = self.run(arguments);
@@ -191,4 +201,28 @@ pub fn numbers(desk: &Desk, run: &str, key: &str) -> Vec<f64> {
     text.lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()[key].as_f64())
         .collect()
+}
+
+/// The words of a command line as a shell reads them: spaces part words except between single quotes.
+pub fn words(line: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let (mut is_quoted, mut is_new) = (false, true);
+    for c in line.chars() {
+        if c == '\'' {
+            is_quoted = !is_quoted;
+            if is_quoted && is_new {
+                words.push(String::new());
+                is_new = false;
+            }
+        } else if c == ' ' && !is_quoted {
+            is_new = true;
+        } else {
+            if is_new {
+                words.push(String::new());
+                is_new = false;
+            }
+            words.last_mut().unwrap().push(c);
+        }
+    }
+    words
 }

@@ -210,4 +210,7 @@ fn words_beyond_the_vocabulary_are_an_error_or_counted_and_told() {
     assert_eq!(told.code, 0, "{told:?}");
     assert!(told.stderr.contains("they become <|unknown|>"), "{}", told.stderr);
     assert!(told.stderr.contains("tokens are <|unknown|>, "), "{}", told.stderr);
+    let prepare =
+        ["data", "prepare", "builtin:stories:20KB", "--tokenizer", "told/tokenizer.json", "--out", "data"];
+    assert!(desk.run(&prepare).stderr.contains("tokens are <|unknown|>, "));
 }

@@ -1,5 +1,6 @@
 //! What the machine says about itself. Whatever cannot be found out is left open.
 
+pub use crate::stages::machine::{Memory, memory};
 use std::path::{Path, PathBuf};
 
 /// The system's name and the kernel's version.
@@ -53,27 +54,6 @@ pub fn instructions() -> Vec<&'static str> {
     #[cfg(target_arch = "aarch64")]
     found.push("NEON");
     found
-}
-
-/// Memory in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Memory {
-    /// All that this program may have: what the machine has, or the limit of its group if that is less.
-    pub total: Option<u64>,
-    /// What is free, or can be made free without swapping.
-    pub available: Option<u64>,
-}
-
-/// The memory of this machine.
-pub fn memory() -> Memory {
-    let info = read("/proc/meminfo").unwrap_or_default();
-    let kib = |name: &str| field(&info, name)?.strip_suffix(" kB")?.parse::<u64>().ok();
-    let group = |name: &str| read(&format!("/sys/fs/cgroup/{name}"))?.trim().parse::<u64>().ok();
-    let total = kib("MemTotal").map(|kib| kib * 1024);
-    let available = kib("MemAvailable").map(|kib| kib * 1024);
-    let (Some(limit), Some(all)) = (group("memory.max"), total) else { return Memory { total, available } };
-    let left = limit.saturating_sub(group("memory.current").unwrap_or(0));
-    Memory { total: Some(all.min(limit)), available: available.map(|free| free.min(left)) }
 }
 
 /// Free bytes on the disk of a folder, for this user.
