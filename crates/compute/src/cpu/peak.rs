@@ -1,0 +1,304 @@
+//! The machine's own limits: what every figure of a kernel is compared with.
+//!
+//! Limits are measured, never looked up, and in the same run as what they are compared with, because clocks, neighbours
+//! and hypervisors change them. A measurement is many short rounds in which all threads work at once, and the best round
+//! counts: on a machine that others use too, some rounds are undisturbed.
+#![expect(unsafe_code, reason = "the peak of an instruction set is reached only by its own instructions")]
+
+use std::{
+    hint::black_box,
+    sync::Barrier,
+    time::{Duration, Instant},
+};
+
+use super::simd::{InstructionSet, Simd};
+
+/// What the machine can do at best.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peak {
+    /// The instructions that were measured.
+    pub instruction_set: InstructionSet,
+    /// How many threads worked at once.
+    pub threads: usize,
+    /// Multiplications and additions a second in f32.
+    pub f32_flops_per_s: f64,
+    /// The same for products of bf16 pairs summed in f32, where the processor has an instruction for them.
+    pub bf16_flops_per_s: Option<f64>,
+    /// Bytes read a second from a buffer that no cache holds.
+    pub read_bytes_per_s: f64,
+    /// Bytes read and written a second when one such buffer is copied to another.
+    pub copy_bytes_per_s: f64,
+}
+
+/// How thoroughly to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Rounds of arithmetic.
+    pub rounds: usize,
+    /// The length of one.
+    pub round: Duration,
+    /// Passes over memory.
+    pub passes: usize,
+    /// The buffer of all threads together; larger than the last-level cache, or the cache is what is measured.
+    pub buffer_bytes: usize,
+}
+
+impl Effort {
+    /// About a second, for a last-level cache of this size.
+    pub fn thorough(cache_bytes: usize) -> Self {
+        let buffer_bytes = (4 * cache_bytes).clamp(64 << 20, 1 << 30);
+        Effort { rounds: 400, round: Duration::from_micros(500), passes: 24, buffer_bytes }
+    }
+
+    /// A few milliseconds: enough to see that it works.
+    pub fn glance() -> Self {
+        Effort { rounds: 10, round: Duration::from_micros(200), passes: 2, buffer_bytes: 4 << 20 }
+    }
+}
+
+impl Peak {
+    /// Measures an instruction set on some threads; nothing when this processor does not have it.
+    pub fn measure(set: InstructionSet, threads: usize, effort: Effort) -> Option<Peak> {
+        let simd = Simd::new(set)?;
+        let threads = threads.max(1);
+        let share = effort.buffer_bytes / threads / size_of::<u64>();
+        let read = best_of_rounds(threads, effort.passes, || {
+            let buffer = vec![1u64; share];
+            move || timed(size_of_val(&*buffer), || black_box(sum(black_box(&buffer))))
+        });
+        let copy = best_of_rounds(threads, effort.passes, || {
+            let (from, mut to) = (vec![1u64; share], vec![0u64; share]);
+            move || {
+                timed(2 * size_of_val(&*from), || {
+                    to.copy_from_slice(black_box(&from));
+                    black_box(&mut to);
+                })
+            }
+        });
+        Some(Peak {
+            instruction_set: set,
+            threads,
+            f32_flops_per_s: arithmetic(threads, effort, F32::of(simd)),
+            bf16_flops_per_s: Bf16::of(simd).map(|bf16| arithmetic(threads, effort, bf16)),
+            read_bytes_per_s: read,
+            copy_bytes_per_s: copy,
+        })
+    }
+
+    /// Bytes a second of whichever is faster, reading or copying: the limit of an op that does a bit of both.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.read_bytes_per_s.max(self.copy_bytes_per_s)
+    }
+}
+
+/// Work done and the time it took.
+type Burst = (f64, Duration);
+
+fn timed<T>(work: usize, body: impl FnOnce() -> T) -> Burst {
+    let started = Instant::now();
+    black_box(body());
+    (work as f64, started.elapsed())
+}
+
+/// The best sum over threads of what they did a second in one round, all starting together.
+fn best_of_rounds<W: FnMut() -> Burst>(threads: usize, rounds: usize, worker: impl Fn() -> W + Sync) -> f64 {
+    let barrier = Barrier::new(threads);
+    let life = || -> Vec<f64> {
+        let mut work = worker();
+        // The first touches memory and wakes the wide units.
+        work();
+        (0..rounds)
+            .map(|_| {
+                barrier.wait();
+                let (amount, time) = work();
+                amount / time.as_secs_f64().max(1e-9)
+            })
+            .collect()
+    };
+    let rates: Vec<Vec<f64>> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(life)).collect();
+        let mut rates = vec![life()];
+        // A worker cannot panic; if one did, its share is missing and the figure is lower.
+        rates.extend(others.into_iter().filter_map(|other| other.join().ok()));
+        rates
+    });
+    (0..rounds).map(|round| rates.iter().map(|rates| rates[round]).sum()).fold(0.0, f64::max)
+}
+
+fn sum(buffer: &[u64]) -> u64 {
+    // As many sums as fill two registers of any width, so that loads and not additions are waited for.
+    let mut sums = [0u64; 16];
+    for chunk in buffer.chunks_exact(16) {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *sum = sum.wrapping_add(*x);
+        }
+    }
+    sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
+}
+
+/// A loop of multiplications and additions that depend on nothing but themselves.
+trait Arithmetic: Copy + Sync {
+    /// Does `turns` turns and gives the operations done.
+    fn turns(self, turns: usize) -> usize;
+}
+
+fn arithmetic(threads: usize, effort: Effort, with: impl Arithmetic) -> f64 {
+    // How many turns make a round, from the quickest of a few tries.
+    const PROBE: usize = 2000;
+    let probe = (0..20).map(|_| timed(0, || with.turns(PROBE)).1).min().unwrap_or_default();
+    let turns = (PROBE as f64 * effort.round.as_secs_f64() / probe.as_secs_f64().max(1e-9)) as usize;
+    best_of_rounds(threads, effort.rounds, || {
+        move || {
+            let started = Instant::now();
+            let operations = with.turns(turns.max(1));
+            (operations as f64, started.elapsed())
+        }
+    })
+}
+
+/// Sums that a turn goes through: more than latency times throughput of any such unit, few enough for the registers.
+#[cfg(target_arch = "x86_64")]
+const SUMS: usize = 12;
+
+#[derive(Clone, Copy)]
+struct F32(Simd);
+
+impl F32 {
+    fn of(simd: Simd) -> Self {
+        F32(simd)
+    }
+}
+
+impl Arithmetic for F32 {
+    fn turns(self, turns: usize) -> usize {
+        match self.0.set() {
+            InstructionSet::Portable => portable(turns),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the proof in `self` says that the processor has AVX2 and FMA.
+            InstructionSet::Avx2 => unsafe { x86::avx2(turns) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: every set wider than AVX2 includes AVX-512, and the proof in `self` says that the processor has it.
+            _ => unsafe { x86::avx512(turns) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => portable(turns),
+        }
+    }
+}
+
+/// The unit for pairs of bf16, where there is one.
+#[derive(Clone, Copy)]
+struct Bf16(());
+
+impl Bf16 {
+    #[cfg(target_arch = "x86_64")]
+    fn of(simd: Simd) -> Option<Self> {
+        let is_wide = !matches!(simd.set(), InstructionSet::Portable | InstructionSet::Avx2);
+        (is_wide && is_x86_feature_detected!("avx512bf16")).then_some(Bf16(()))
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn of(_: Simd) -> Option<Self> {
+        None
+    }
+}
+
+impl Arithmetic for Bf16 {
+    #[cfg(target_arch = "x86_64")]
+    fn turns(self, turns: usize) -> usize {
+        // SAFETY: a `Bf16` is made only where the processor has AVX-512 and its bf16 products.
+        unsafe { x86::bf16(turns) }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn turns(self, turns: usize) -> usize {
+        portable(turns)
+    }
+}
+
+fn portable(turns: usize) -> usize {
+    // The shape of the portable kernel's tile, which is what every processor's compiler can keep in registers.
+    const ROWS: usize = 4;
+    const LANES: usize = 8;
+    let (x, y) = black_box(([0.5f32; LANES], 0.001f32));
+    let mut sums = [[0.0f32; LANES]; ROWS];
+    for _ in 0..turns {
+        for sums in &mut sums {
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum += x * y;
+            }
+        }
+    }
+    black_box(sums);
+    2 * turns * ROWS * LANES
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::{arch::x86_64::*, hint::black_box};
+
+    use super::SUMS;
+
+    /// # Safety
+    /// The processor has AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn avx512(turns: usize) -> usize {
+        let (x, y) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.001)));
+        let mut sums = [_mm512_setzero_ps(); SUMS];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(x, y, *sum);
+            }
+        }
+        black_box(sums);
+        2 * 16 * SUMS * turns
+    }
+
+    /// # Safety
+    /// The processor has AVX2 and FMA.
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn avx2(turns: usize) -> usize {
+        let (x, y) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(0.001)));
+        let mut sums = [_mm256_setzero_ps(); SUMS];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(x, y, *sum);
+            }
+        }
+        black_box(sums);
+        2 * 8 * SUMS * turns
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 and its bf16 products.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn bf16(turns: usize) -> usize {
+        let (x, y) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.001)));
+        let (x, y) = (_mm512_cvtne2ps_pbh(x, x), _mm512_cvtne2ps_pbh(y, y));
+        let mut sums = [_mm512_setzero_ps(); SUMS];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, x, y);
+            }
+        }
+        black_box(sums);
+        2 * 32 * SUMS * turns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_that_is_there_has_a_peak() {
+        for set in InstructionSet::ALL {
+            let peak = Peak::measure(set, 2, Effort::glance());
+            assert_eq!(peak.is_some(), set.is_available());
+            if let Some(peak) = peak {
+                let figures = [peak.f32_flops_per_s, peak.read_bytes_per_s, peak.copy_bytes_per_s];
+                assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 1e6), "{peak:?}");
+                assert!(peak.bf16_flops_per_s.is_none_or(|figure| figure > peak.f32_flops_per_s), "{peak:?}");
+            }
+        }
+    }
+}
