@@ -1,5 +1,6 @@
 //! The command line: a file per command, and the way from arguments to an exit code.
 
+mod bench;
 mod config;
 mod data;
 mod doctor;
@@ -75,6 +76,9 @@ enum Command {
     /// What a configuration comes to
     #[command(subcommand)]
     Config(config::Command),
+    /// Figures against the machine's own limits, measured in the same run
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// What this machine has, and what this program makes of it
     Doctor(doctor::Args),
 }
@@ -146,6 +150,7 @@ fn run(context: &Context, command: Command) -> ExitCode {
         Command::Eval(args) => eval::run(context, &args),
         Command::Sample(args) => sample::run(context, &args),
         Command::Config(command) => config::run(context, command),
+        Command::Bench(command) => bench::run(context, command),
         Command::Doctor(args) => doctor::run(context, &args),
     });
     match result {
