@@ -32,3 +32,7 @@ mod resume_after_a_kill;
 /// Text from a trained model.
 #[path = "stories/sample_text.rs"]
 mod sample_text;
+
+/// What the machine can do, and how much of it is used.
+#[path = "stories/measure_the_machine.rs"]
+mod measure_the_machine;

@@ -38,12 +38,13 @@ impl Limits {
         let bf16 =
             peak.bf16_flops_per_s.map_or("no bf16 products".into(), |bf16| format!("{:.1} bf16", bf16 / 1e9));
         format!(
-            "{}, {}: {:.1} GFLOP/s fp32, {bf16}; {:.1} GB/s read, {:.1} copied; load {}",
+            "{}, {}: {:.1} GFLOP/s fp32, {bf16}; {:.1} GB/s read, {:.1} copied, {:.1} updated; load {}",
             peak.instruction_set,
             counted(peak.threads as u64, "thread"),
             peak.f32_flops_per_s / 1e9,
             peak.read_bytes_per_s / 1e9,
             peak.copy_bytes_per_s / 1e9,
+            peak.update_bytes_per_s / 1e9,
             self.load.map_or("unknown".into(), |load| format!("{load:.1}")),
         )
     }
@@ -58,6 +59,7 @@ impl Limits {
             "bf16_flops_per_s": peak.bf16_flops_per_s,
             "read_bytes_per_s": peak.read_bytes_per_s,
             "copy_bytes_per_s": peak.copy_bytes_per_s,
+            "update_bytes_per_s": peak.update_bytes_per_s,
             "cache_bytes": self.cache_bytes,
             "load": self.load,
         })

@@ -42,9 +42,6 @@ pub struct Common {
     /// What products are computed in
     #[arg(long, value_enum, default_value_t = Precision::Fp32)]
     precision: Precision,
-    /// Small sizes and few rounds: shows that it works, measures nothing
-    #[arg(long)]
-    quick: bool,
 }
 
 /// The flags of `bench ops`.
@@ -55,6 +52,9 @@ pub struct OpsArgs {
     /// Only cases or groups whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Tiny cases and few runs: shows that everything works, measures nothing
+    #[arg(long)]
+    quick: bool,
 }
 
 /// The flags of `bench step`.
@@ -83,19 +83,23 @@ pub struct StepArgs {
     /// Show every kernel below its stage
     #[arg(long)]
     kernels: bool,
+    /// A glance at the machine's peak and one step taken apart; three steps unless --steps says otherwise
+    #[arg(long)]
+    quick: bool,
 }
 
 /// Runs one of the commands.
 pub fn run(context: &Context, command: Command) -> Result<()> {
     context.refuse_overrides("bench")?;
-    let settings = |common: &Common| Settings {
+    let settings = |common: &Common, quick: bool| Settings {
         threads: context.threads,
         precision: common.precision,
-        quick: common.quick,
+        quick,
     };
     match command {
         Command::Ops(args) => {
-            ops::run(&context.show, &args.common.device, args.only.as_deref(), settings(&args.common))
+            let settings = settings(&args.common, args.quick);
+            ops::run(&context.show, &args.common.device, args.only.as_deref(), settings)
         }
         Command::Step(args) => {
             let or = |flag: Option<NonZeroUsize>, size: usize| flag.map_or(size, NonZeroUsize::get);
@@ -107,7 +111,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
             };
             let steps = args.steps.map(NonZeroUsize::get);
             let plan = Plan { sizes, steps, batching: args.batching, kernels: args.kernels };
-            step::run(&context.show, &args.common.device, plan, settings(&args.common))
+            step::run(&context.show, &args.common.device, plan, settings(&args.common, args.quick))
         }
     }
 }

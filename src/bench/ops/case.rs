@@ -61,8 +61,18 @@ impl Group {
 pub enum Work {
     /// Multiplications and additions.
     Flops(f64),
-    /// Bytes read and written, each once.
-    Bytes,
+    /// Bytes read and written, each once, and whether what is written is there to be read first.
+    Bytes { moved: f64, in_place: bool },
+}
+
+impl Work {
+    /// Every input is read and every output written; state is read, too.
+    pub fn of_operands(inputs: &[Operand], outputs: &[Operand]) -> Work {
+        let state = outputs.iter().filter(|output| output.is_state());
+        let all = inputs.iter().chain(outputs).chain(state.clone());
+        let in_place = state.clone().count() > 0;
+        Work::Bytes { moved: all.map(Operand::bytes).sum::<usize>() as f64, in_place }
+    }
 }
 
 /// A tensor and its numbers.
@@ -115,6 +125,16 @@ impl Operand {
     /// What a kernel writes without reading it.
     pub fn poison(dims: &[usize]) -> Self {
         Operand { of: TensorType::new(dims, DType::F32), fill: Fill::Poison }
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.of.dtype.bytes()
+    }
+
+    /// Whether a kernel reads it before it writes it.
+    fn is_state(&self) -> bool {
+        !matches!(self.fill, Fill::Poison)
     }
 
     /// Elements in all.

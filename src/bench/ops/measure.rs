@@ -29,11 +29,7 @@ const ROUNDINGS: f64 = 4.0;
 impl Case {
     /// Bytes of all operands.
     pub fn bytes(&self) -> usize {
-        self.inputs
-            .iter()
-            .chain(&self.outputs)
-            .map(|operand| operand.elements() * operand.of.dtype.bytes())
-            .sum()
+        self.inputs.iter().chain(&self.outputs).map(Operand::bytes).sum()
     }
 
     /// Checks a part of the result, then gives the times of a run in seconds.
@@ -41,7 +37,7 @@ impl Case {
         let copies = match self.work {
             Work::Flops(_) => 1,
             // Twice the cache, so that what the first copy left there is gone when its turn comes again.
-            Work::Bytes => (2 * budget.cache_bytes / self.bytes().max(1) + 1)
+            Work::Bytes { .. } => (2 * budget.cache_bytes / self.bytes().max(1) + 1)
                 .min(COPIES_BYTES / self.bytes().max(1))
                 .max(1),
         };
@@ -194,7 +190,7 @@ struct Bound {
 impl Bound {
     fn new(cpu: &mut Cpu, case: &Case, inputs: &[Data], outputs: &[Data]) -> Result<Self> {
         let mut place = |operand: &Operand, data: &Data| -> Result<View> {
-            let buffer = cpu.allocate(operand.elements() * operand.of.dtype.bytes())?;
+            let buffer = cpu.allocate(operand.bytes())?;
             let view = View { buffer, offset_bytes: 0, of: operand.of };
             upload(cpu, &view, data)?;
             Ok(view)

@@ -91,7 +91,10 @@ fn header(show: &Show, limits: &Limits, clock: &str, settings: Settings) -> Resu
 fn tell(show: &Show, case: &Case, time: Spread, limits: &Limits, settings: Settings) -> Result<Outcome> {
     let (work, limit, unit) = match case.work {
         Work::Flops(flops) => (flops, settings.precision.flops_per_s(limits), "GFLOP"),
-        Work::Bytes => (case.bytes() as f64, limits.peak.bytes_per_s(), "GB"),
+        Work::Bytes { moved, in_place: true } => (moved, limits.peak.update_bytes_per_s, "GB"),
+        Work::Bytes { moved, in_place: false } => {
+            (moved, limits.peak.read_bytes_per_s.max(limits.peak.copy_bytes_per_s), "GB")
+        }
     };
     let share = Spread { median: work / time.median / limit, best: work / time.best / limit };
     let text = format!(

@@ -31,7 +31,8 @@ fn rows(
 ) -> Case {
     let [from, to] = parts;
     let check = Check { kernel: kernel.clone(), inputs: from, outputs: to, workspace: None, silenced: None };
-    Case { group: Group::Rows, name, kernel, inputs, outputs, work: Work::Bytes, terms: 1, check }
+    let work = Work::of_operands(&inputs, &outputs);
+    Case { group: Group::Rows, name, kernel, inputs, outputs, work, terms: 1, check }
 }
 
 fn attention(precision: Precision, of: &Sizes) -> Vec<Case> {
@@ -271,13 +272,15 @@ fn tables(of: &Sizes) -> Vec<Case> {
         ],
     );
     gradient.terms = n;
-    let embedding = rows(
+    let mut embedding = rows(
         name("embedding"),
         Kernel::Op(Op::Embed),
         vec![table, ids],
         vec![y],
         [vec![Cut::whole(&table), Cut::elements(&picked)], vec![Cut::matrix(&y, Some(&picked), None)]],
     );
+    // Only the rows that are asked for are read.
+    embedding.work = Work::Bytes { moved: (2 * y.bytes() + ids.bytes()) as f64, in_place: false };
     vec![embedding, gradient]
 }
 

@@ -7,7 +7,8 @@
 
 use std::{
     hint::black_box,
-    sync::Barrier,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -28,6 +29,9 @@ pub struct Peak {
     pub read_bytes_per_s: f64,
     /// Bytes read and written a second when one such buffer is copied to another.
     pub copy_bytes_per_s: f64,
+    /// Bytes read and written a second when such a buffer is changed where it is. That is more than a copy's, because a
+    /// copy also reads what it overwrites.
+    pub update_bytes_per_s: f64,
 }
 
 /// How thoroughly to measure.
@@ -37,22 +41,41 @@ pub struct Effort {
     pub rounds: usize,
     /// The length of one.
     pub round: Duration,
+    /// How long to go on trying when threads together do less than each does alone.
+    pub patience: Duration,
     /// Passes over memory.
     pub passes: usize,
+    /// What a thread goes through in one round: short enough to end within a scheduler's time slice, long enough that what
+    /// it writes does not stay in a cache.
+    pub piece_bytes: usize,
     /// The buffer of all threads together; larger than the last-level cache, or the cache is what is measured.
     pub buffer_bytes: usize,
 }
 
 impl Effort {
-    /// About a second, for a last-level cache of this size.
+    /// About two seconds, for a last-level cache of this size.
     pub fn thorough(cache_bytes: usize) -> Self {
         let buffer_bytes = (4 * cache_bytes).clamp(64 << 20, 1 << 30);
-        Effort { rounds: 400, round: Duration::from_micros(500), passes: 24, buffer_bytes }
+        Effort {
+            rounds: 200,
+            round: Duration::from_micros(500),
+            patience: Duration::from_secs(3),
+            passes: 12,
+            piece_bytes: 16 << 20,
+            buffer_bytes,
+        }
     }
 
     /// A few milliseconds: enough to see that it works.
     pub fn glance() -> Self {
-        Effort { rounds: 10, round: Duration::from_micros(200), passes: 2, buffer_bytes: 4 << 20 }
+        Effort {
+            rounds: 10,
+            round: Duration::from_micros(200),
+            patience: Duration::ZERO,
+            passes: 2,
+            piece_bytes: 1 << 20,
+            buffer_bytes: 8 << 20,
+        }
     }
 }
 
@@ -61,18 +84,27 @@ impl Peak {
     pub fn measure(set: InstructionSet, threads: usize, effort: Effort) -> Option<Peak> {
         let simd = Simd::new(set)?;
         let threads = threads.max(1);
-        let share = effort.buffer_bytes / threads / size_of::<u64>();
-        let read = best_of_rounds(threads, effort.passes, || {
-            let buffer = vec![1u64; share];
-            move || timed(size_of_val(&*buffer), || black_box(sum(black_box(&buffer))))
+        let memory = Memory::new(threads, effort);
+        let read = best_of_rounds(threads, memory.rounds, || {
+            let (buffer, mut piece) = (vec![1u64; memory.len()], memory.pieces_in_turn());
+            move || timed(memory.piece_bytes(), || sum(black_box(&buffer[piece()])))
         });
-        let copy = best_of_rounds(threads, effort.passes, || {
-            let (from, mut to) = (vec![1u64; share], vec![0u64; share]);
+        let copy = best_of_rounds(threads, memory.rounds, || {
+            let (from, mut to) = (vec![1u64; memory.len()], vec![0u64; memory.len()]);
+            let mut piece = memory.pieces_in_turn();
             move || {
-                timed(2 * size_of_val(&*from), || {
-                    to.copy_from_slice(black_box(&from));
-                    black_box(&mut to);
+                let piece = piece();
+                timed(2 * memory.piece_bytes(), || {
+                    to[piece.clone()].copy_from_slice(black_box(&from[piece.clone()]));
+                    black_box(&mut to[piece]);
                 })
+            }
+        });
+        let update = best_of_rounds(threads, memory.rounds, || {
+            let (mut buffer, mut piece) = (vec![1u64; memory.len()], memory.pieces_in_turn());
+            move || {
+                let numbers = black_box(&mut buffer[piece()]);
+                timed(2 * memory.piece_bytes(), || numbers.iter_mut().for_each(|x| *x = x.wrapping_add(3)))
             }
         });
         Some(Peak {
@@ -82,47 +114,105 @@ impl Peak {
             bf16_flops_per_s: Bf16::of(simd).map(|bf16| arithmetic(threads, effort, bf16)),
             read_bytes_per_s: read,
             copy_bytes_per_s: copy,
+            update_bytes_per_s: update,
         })
-    }
-
-    /// Bytes a second of whichever is faster, reading or copying: the limit of an op that does a bit of both.
-    pub fn bytes_per_s(&self) -> f64 {
-        self.read_bytes_per_s.max(self.copy_bytes_per_s)
     }
 }
 
-/// Work done and the time it took.
-type Burst = (f64, Duration);
+/// A thread's share of a buffer, in pieces of which it goes through one in a round.
+#[derive(Clone, Copy)]
+struct Memory {
+    pieces: usize,
+    piece_len: usize,
+    rounds: usize,
+}
+
+impl Memory {
+    fn new(threads: usize, effort: Effort) -> Self {
+        let piece_len = effort.piece_bytes / size_of::<u64>();
+        let pieces = (effort.buffer_bytes / threads / effort.piece_bytes).max(2);
+        Memory { pieces, piece_len, rounds: effort.passes * pieces }
+    }
+
+    fn len(&self) -> usize {
+        self.pieces * self.piece_len
+    }
+
+    fn piece_bytes(&self) -> usize {
+        self.piece_len * size_of::<u64>()
+    }
+
+    /// The pieces one after the other, round and round: by the time that one comes again, no cache has it.
+    fn pieces_in_turn(self) -> impl FnMut() -> Range<usize> {
+        let mut next = 0;
+        move || {
+            let piece = next % self.pieces;
+            next += 1;
+            piece * self.piece_len..(piece + 1) * self.piece_len
+        }
+    }
+}
+
+/// Work done, when it began and when it ended.
+type Burst = (f64, Instant, Instant);
 
 fn timed<T>(work: usize, body: impl FnOnce() -> T) -> Burst {
     let started = Instant::now();
     black_box(body());
-    (work as f64, started.elapsed())
+    (work as f64, started, Instant::now())
 }
 
-/// The best sum over threads of what they did a second in one round, all starting together.
+/// The most that all threads together did a second in one round, from the first start to the last end.
 fn best_of_rounds<W: FnMut() -> Burst>(threads: usize, rounds: usize, worker: impl Fn() -> W + Sync) -> f64 {
-    let barrier = Barrier::new(threads);
-    let life = || -> Vec<f64> {
+    let start = Start { threads, arrived: AtomicUsize::new(0) };
+    let life = || -> Vec<Burst> {
         let mut work = worker();
         // The first touches memory and wakes the wide units.
         work();
         (0..rounds)
-            .map(|_| {
-                barrier.wait();
-                let (amount, time) = work();
-                amount / time.as_secs_f64().max(1e-9)
+            .map(|round| {
+                start.wait(round);
+                work()
             })
             .collect()
     };
-    let rates: Vec<Vec<f64>> = std::thread::scope(|scope| {
+    let lives: Vec<Vec<Burst>> = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(life)).collect();
-        let mut rates = vec![life()];
+        let mut lives = vec![life()];
         // A worker cannot panic; if one did, its share is missing and the figure is lower.
-        rates.extend(others.into_iter().filter_map(|other| other.join().ok()));
-        rates
+        lives.extend(others.into_iter().filter_map(|other| other.join().ok()));
+        lives
     });
-    (0..rounds).map(|round| rates.iter().map(|rates| rates[round]).sum()).fold(0.0, f64::max)
+    let rate = |round: usize| {
+        let bursts = lives.iter().map(|life| life[round]);
+        let (first, last) =
+            (bursts.clone().map(|burst| burst.1).min(), bursts.clone().map(|burst| burst.2).max());
+        let seconds = first.zip(last).map_or(f64::INFINITY, |(first, last)| (last - first).as_secs_f64());
+        bursts.map(|burst| burst.0).sum::<f64>() / seconds.max(1e-9)
+    };
+    (0..rounds).map(rate).fold(0.0, f64::max)
+}
+
+/// Where threads wait for each other before a round. They spin, because a thread that is woken starts too late to work
+/// beside the others for all of a short round.
+struct Start {
+    threads: usize,
+    arrived: AtomicUsize,
+}
+
+impl Start {
+    fn wait(&self, round: usize) {
+        self.arrived.fetch_add(1, Ordering::AcqRel);
+        let mut turns = 0u32;
+        while self.arrived.load(Ordering::Acquire) < (round + 1) * self.threads {
+            turns += 1;
+            match turns.is_multiple_of(1 << 14) {
+                // The one that is missing may be waiting for this very core.
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
+        }
+    }
 }
 
 fn sum(buffer: &[u64]) -> u64 {
@@ -145,15 +235,32 @@ trait Arithmetic: Copy + Sync {
 fn arithmetic(threads: usize, effort: Effort, with: impl Arithmetic) -> f64 {
     // How many turns make a round, from the quickest of a few tries.
     const PROBE: usize = 2000;
-    let probe = (0..20).map(|_| timed(0, || with.turns(PROBE)).1).min().unwrap_or_default();
+    let probe = || {
+        let (_, started, ended) = timed(0, || with.turns(PROBE));
+        ended - started
+    };
+    let probe = (0..20).map(|_| probe()).min().unwrap_or_default();
     let turns = (PROBE as f64 * effort.round.as_secs_f64() / probe.as_secs_f64().max(1e-9)) as usize;
-    best_of_rounds(threads, effort.rounds, || {
-        move || {
-            let started = Instant::now();
-            let operations = with.turns(turns.max(1));
-            (operations as f64, started.elapsed())
-        }
-    })
+    let best = |threads: usize| {
+        best_of_rounds(threads, effort.rounds, || {
+            move || {
+                let started = Instant::now();
+                let operations = with.turns(turns.max(1));
+                (operations as f64, started, Instant::now())
+            }
+        })
+    };
+    let alone = best(1);
+    if threads == 1 {
+        return alone;
+    }
+    // Cores of their own give every thread what one has alone. Less may be the machine, or a neighbour in every round so
+    // far: that takes patience to tell.
+    let (began, mut together) = (Instant::now(), best(threads));
+    while together < 0.95 * alone * threads as f64 && began.elapsed() < effort.patience {
+        together = together.max(best(threads));
+    }
+    together
 }
 
 /// Sums that a turn goes through: more than latency times throughput of any such unit, few enough for the registers.
