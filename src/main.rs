@@ -1,5 +1,6 @@
 //! The `ironmill` program: raw text to a trained language model.
 
+mod bench;
 mod cli;
 mod config;
 mod failure;

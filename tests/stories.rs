@@ -64,3 +64,7 @@ mod train_other_models;
 /// Named sizes, one dial for the size, and the plan of a run.
 #[path = "stories/choose_a_size.rs"]
 mod choose_a_size;
+
+/// What the machine can do, and how much of it is used.
+#[path = "stories/measure_the_machine.rs"]
+mod measure_the_machine;

@@ -1,5 +1,6 @@
 //! The command line: a file per command, and the way from arguments to an exit code.
 
+mod bench;
 mod completions;
 mod config;
 mod data;
@@ -83,6 +84,9 @@ enum Command {
     /// What a configuration comes to
     #[command(subcommand)]
     Config(config::Command),
+    /// Figures against the machine's own limits, measured in the same run
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// What this machine has, and what this program makes of it
     Doctor(doctor::Args),
     /// A script that completes commands, flags and keys in a shell
@@ -158,6 +162,7 @@ fn run(context: &Context, command: Command) -> ExitCode {
         Command::Eval(args) => eval::run(context, &args),
         Command::Sample(args) => sample::run(context, &args),
         Command::Config(command) => config::run(context, command),
+        Command::Bench(command) => bench::run(context, command),
         Command::Doctor(args) => doctor::run(context, &args),
         Command::Completions(args) => completions::run(context, &args),
         Command::Man(args) => man::run(context, &args),

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn values_of_a_later_version_are_refused_by_name() {
         for (path, text) in [
-            ("train.precision", "bf16"),
+            ("train.precision", "fp16"),
             ("train.precision", "fp8"),
             ("train.device", "cuda:0"),
             ("train.micro_batch", "auto"),

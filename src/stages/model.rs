@@ -6,8 +6,8 @@ use crate::config::{Config, Length, MASK};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
-use ironmill_compute::{Cpu, Device, LossShape, Reference};
-use ironmill_graph::Passes;
+use ironmill_compute::{Cpu, DType, Device, LossShape, Reference};
+use ironmill_graph::{Passes, Precision};
 use ironmill_model::{
     Architecture, Betas, Decay, Engine, Model, Objective, OptimizerOptions, Schedule, TrainOptions,
     checkpoint,
@@ -75,8 +75,13 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
         grad_clip: train.grad_clip as f32,
         loss: LossShape { label_smoothing: train.label_smoothing as f32, z_loss: train.z_loss as f32 },
         recompute: train.recompute == "blocks",
-        passes: Passes::ALL,
+        passes: Passes { precision: precision(&train.precision), ..Passes::ALL },
     }
+}
+
+/// How products are computed under a resolved precision.
+fn precision(name: &str) -> Precision {
+    if name == "bf16" { Precision::Products(DType::BF16) } else { Precision::F32 }
 }
 
 /// How many steps a configuration asks for, given the samples of one epoch.

@@ -108,7 +108,7 @@ const ROWS: &[Row] = &[
     ("train.label_smoothing", "0.2", &[], "losses"),
     ("train.z_loss", "0.1", &[], "losses"),
     ("train.recompute", "blocks", &["--model.layers", "4"], "memory"),
-    ("train.precision", "bf16", &[], "exit code"),
+    ("train.precision", "bf16", &[], "losses"),
     ("train.eval_every", "4", &[], "validation losses"),
     ("train.eval_tokens", "64", &[], "validation losses"),
     ("train.sample_every", "1", &[], "samples"),

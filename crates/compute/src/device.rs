@@ -1,7 +1,9 @@
 //! What a backend promises: memory, transfers, and running a list of launches.
 
+use std::time::Duration;
+
 use crate::{
-    error::Result,
+    error::{Error, Result},
     kernel::Kernel,
     tensor::{DType, TensorType},
 };
@@ -97,6 +99,17 @@ pub trait Device: Send {
 
     /// Runs a bound sequence to its end. Allocates nothing.
     fn run(&mut self, sequence: SequenceId) -> Result<()>;
+
+    /// Does the same and says how long each launch took, from the end of the one before. `times` has a place for each.
+    fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()>;
+}
+
+/// Refuses a list of times that does not have a place for every launch.
+pub(crate) fn check_times(launches: usize, times: usize) -> Result<()> {
+    if launches == times {
+        return Ok(());
+    }
+    Err(Error::Binding { kernel: "run_timed", detail: format!("{times} times for {launches} launches") })
 }
 
 /// Whether the bytes of two views meet, on a device where elements take `bytes_a` and `bytes_b`.

@@ -167,6 +167,20 @@ impl Kernel {
         }
     }
 
+    /// Matrix products in one launch; the blocks inside an attention and the chunks of a head do not count as products of
+    /// their own.
+    pub fn matrix_products(&self) -> usize {
+        match self {
+            Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
+                Op::Linear { .. } | Op::LinearGradInput { .. } | Op::LinearGradWeight { .. } => 1,
+                _ => 0,
+            },
+            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 1,
+            Kernel::HeadLoss(head) => 1 + usize::from(head.d_input) + usize::from(head.d_weight.is_some()),
+            _ => 0,
+        }
+    }
+
     /// The plain kernels that a fused one stands for; none for a plain one.
     pub fn expansion(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Option<Expansion> {
         use Operand::{Input, Output};

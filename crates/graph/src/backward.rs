@@ -63,6 +63,7 @@ impl Graph {
         let mut again: Vec<Option<Tensor>> = vec![None; self.tensors.len()];
         // A part inside another was built before it, and is computed again after it.
         let mut parts: Vec<Range<usize>> = self.recomputed.iter().rev().cloned().collect();
+        let stage = self.current_stage;
         for (index, node) in forward.iter().enumerate().rev() {
             let d_outputs: Vec<Option<Tensor>> =
                 node.outputs.iter().map(|output| gradients[output.0]).collect();
@@ -78,7 +79,9 @@ impl Graph {
                 kernel: node.kernel.clone(),
                 inputs: node.inputs.iter().map(stand_in).collect(),
                 outputs: node.outputs.iter().map(stand_in).collect(),
+                stage: node.stage,
             };
+            self.stage(node.stage);
             let d_inputs = self.derivative(&seen, &d_outputs, &needs)?;
             for (&input, d_input) in node.inputs.iter().zip(d_inputs) {
                 let Some(d_input) = d_input else { continue };
@@ -98,6 +101,7 @@ impl Graph {
                 }
             }
         }
+        self.stage(stage);
         Ok(gradients)
     }
 
@@ -109,6 +113,7 @@ impl Graph {
             };
             let inputs: Vec<Tensor> =
                 node.inputs.iter().map(|input| again[input.0].unwrap_or(*input)).collect();
+            self.stage(node.stage);
             let outputs = self.op(op.clone(), &inputs)?;
             for (output, value) in node.outputs.iter().zip(outputs) {
                 again[output.0] = Some(value);

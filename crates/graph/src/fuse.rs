@@ -64,6 +64,7 @@ fn fuse_state_writes(graph: &mut Graph) {
             kernel: Kernel::OpInto { op: op.clone(), add },
             inputs: node.inputs.clone(),
             outputs: writes.iter().map(|write| write.2).collect(),
+            stage: node.stage,
         };
         writes.iter().for_each(|write| removed[write.0] = true);
         graph.nodes[index] = fused;
@@ -185,6 +186,7 @@ fn replace_head(graph: &mut Graph, head: Head) {
         })
         .collect();
     let replaced = [Some(head.linear), Some(head.loss), head.loss_grad, head.grad_input, head.grad_weight];
+    graph.stage(graph.nodes[head.linear].stage);
     let nodes = std::mem::take(&mut graph.nodes);
     let mut late = Vec::new();
     for (index, node) in nodes.into_iter().enumerate() {
@@ -220,7 +222,8 @@ fn fuse_one_add_and_norm(graph: &mut Graph) -> bool {
         inputs.extend_from_slice(parameters);
         let mut outputs = graph.nodes[add].outputs.clone();
         outputs.extend_from_slice(&graph.nodes[norm].outputs);
-        graph.nodes[add] = Node { kernel, inputs, outputs };
+        let stage = graph.nodes[norm].stage;
+        graph.nodes[add] = Node { kernel, inputs, outputs, stage };
         graph.nodes.remove(norm);
         return true;
     }

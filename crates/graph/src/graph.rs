@@ -2,7 +2,7 @@
 
 use ironmill_compute::{DType, Kernel, Op, Shape, TensorType};
 
-use crate::error::Result;
+use crate::{error::Result, stage::Stage};
 
 /// A handle to a tensor of one graph. It stays valid through all passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +49,8 @@ pub struct Node {
     pub inputs: Vec<Tensor>,
     /// What it writes.
     pub outputs: Vec<Tensor>,
+    /// The part of the model that it belongs to.
+    pub stage: Stage,
 }
 
 /// A program under construction. Writes to state happen in node order, which no pass changes.
@@ -63,6 +65,8 @@ pub struct Graph {
     pub(crate) zero: Option<Tensor>,
     /// Ranges of nodes whose values are not kept for the backward but computed again there.
     pub(crate) recomputed: Vec<std::ops::Range<usize>>,
+    /// The stage of the nodes that follow.
+    pub(crate) current_stage: Stage,
     dropouts: u32,
 }
 
@@ -145,7 +149,7 @@ impl Graph {
     }
 
     pub(crate) fn push(&mut self, kernel: Kernel, inputs: Vec<Tensor>, outputs: Vec<Tensor>) {
-        self.nodes.push(Node { kernel, inputs, outputs });
+        self.nodes.push(Node { kernel, inputs, outputs, stage: self.current_stage });
     }
 
     pub(crate) fn next_dropout(&mut self) -> u32 {

@@ -68,6 +68,7 @@ mod parameters;
 mod plan;
 mod precision;
 mod runtime;
+mod stage;
 mod update;
 
 pub use backward::Accumulate;
@@ -78,4 +79,5 @@ pub use parameters::{Layout, Parameter, StateSpec, States};
 pub use plan::Plan;
 pub use precision::{Precision, refresh_program};
 pub use runtime::{Passes, ProgramId, Runtime, dry_run};
+pub use stage::Stage;
 pub use update::{Optimiser, OptimiserState, Update, update_program};

@@ -11,6 +11,7 @@ use ironmill_compute::{DType, Kernel, TensorType};
 use crate::{
     error::Result,
     graph::{Graph, Kind, StateId, Tensor},
+    stage::Stage,
 };
 
 /// Which type activations and products use.
@@ -82,6 +83,7 @@ fn working(graph: &mut Graph, tensor: Tensor, dtype: DType, masters: StateId, co
 /// A program that refreshes the working copy from the masters.
 pub fn refresh_program(len: usize, dtype: DType, masters: StateId, copy: StateId) -> Graph {
     let mut graph = Graph::new();
+    graph.stage(Stage::Optimiser);
     let from = graph.state(masters, 0, TensorType::new(&[len], DType::F32));
     let to = graph.state(copy, 0, TensorType::new(&[len], dtype));
     graph.push(Kernel::Cast, vec![from], vec![to]);

@@ -1,6 +1,6 @@
 //! A device with the memory of a run: persistent state, one arena that all programs share, and the compiled programs.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use ironmill_compute::{
     BufferId, DType, Device, HostData, Kernel, Launch, SequenceId, Shape, TensorType, View,
@@ -13,6 +13,7 @@ use crate::{
     parameters::States,
     plan::{self, Plan},
     precision::{self, Precision},
+    stage::Stage,
 };
 
 /// Which passes run, in this fixed order: precision, fuse, plan.
@@ -139,6 +140,15 @@ impl Runtime {
     /// Runs a program to its end.
     pub fn run(&mut self, program: ProgramId) -> Result<()> {
         Ok(self.device.run(self.programs[program.0].sequence)?)
+    }
+
+    /// Runs a program to its end and says how long each launch took: its stage, the kernel's name and the time.
+    pub fn profile(&mut self, program: ProgramId) -> Result<Vec<(Stage, &'static str, Duration)>> {
+        let Program { graph, sequence, .. } = &self.programs[program.0];
+        let mut times = vec![Duration::ZERO; graph.nodes.len()];
+        self.device.run_timed(*sequence, &mut times)?;
+        let launches = graph.nodes.iter().zip(times);
+        Ok(launches.map(|(node, time)| (node.stage, node.kernel.name(), time)).collect())
     }
 
     /// Reads a kept value of the program that ran last.

@@ -2,7 +2,10 @@
 
 use ironmill_compute::{Adam, DType, Kernel, Sgd, TensorType};
 
-use crate::graph::{Graph, StateId, Tensor};
+use crate::{
+    graph::{Graph, StateId, Tensor},
+    stage::Stage,
+};
 
 /// The flat buffers that an optimiser works on.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +46,7 @@ pub enum Optimiser {
 /// Builds the update of an optimiser.
 pub fn update_program(state: OptimiserState, optimiser: Optimiser) -> Update {
     let mut graph = Graph::new();
+    graph.stage(Stage::Optimiser);
     let flat = TensorType::new(&[state.len], DType::F32);
     let gradients = graph.state(state.gradients, 0, flat);
     let learning_rate = graph.input("learning_rate", &[1], DType::F32);

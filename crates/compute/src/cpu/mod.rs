@@ -11,6 +11,7 @@ mod gemm;
 mod head;
 mod launch;
 mod memory;
+pub mod peak;
 mod pool;
 mod rows;
 mod shared;
@@ -23,8 +24,10 @@ use memory::{DEVICE, Memory, Operation, Scratch};
 use pool::Pool;
 use simd::Simd;
 
+use std::time::{Duration, Instant};
+
 use crate::{
-    device::{BufferId, Device, HostData, Launch, SequenceId, View},
+    device::{BufferId, Device, HostData, Launch, SequenceId, View, check_times},
     error::{Error, Result},
     kernel::Kernel,
     tensor::DType,
@@ -77,6 +80,21 @@ impl Cpu {
     /// The instructions in use.
     pub fn instruction_set(&self) -> InstructionSet {
         self.simd.set()
+    }
+
+    /// Runs a sequence and tells `after` the index of every launch that has ended.
+    fn run_and(&mut self, sequence: SequenceId, mut after: impl FnMut(usize)) -> Result<()> {
+        let Cpu { simd, pool, memory, sequences, shared, partials } = self;
+        let Some(Some(steps)) = sequences.get(sequence.0) else {
+            let detail = "the sequence was unbound, or a buffer that it names was freed".into();
+            return Err(Error::Binding { kernel: "run", detail });
+        };
+        let mut context = Context { simd: *simd, pool, shared, partials };
+        for (index, step) in steps.iter().enumerate() {
+            launch::run(&mut context, &step.kernel, &mut memory.operands(&step.operation))?;
+            after(index);
+        }
+        Ok(())
     }
 
     fn reserve(&mut self, needs: Needs) -> Result<()> {
@@ -207,16 +225,19 @@ impl Device for Cpu {
     }
 
     fn run(&mut self, sequence: SequenceId) -> Result<()> {
-        let Cpu { simd, pool, memory, sequences, shared, partials } = self;
-        let Some(Some(steps)) = sequences.get(sequence.0) else {
-            let detail = "the sequence was unbound, or a buffer that it names was freed".into();
-            return Err(Error::Binding { kernel: "run", detail });
-        };
-        let mut context = Context { simd: *simd, pool, shared, partials };
-        for step in steps {
-            launch::run(&mut context, &step.kernel, &mut memory.operands(&step.operation))?;
+        self.run_and(sequence, |_| ())
+    }
+
+    fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()> {
+        if let Some(Some(steps)) = self.sequences.get(sequence.0) {
+            check_times(steps.len(), times.len())?;
         }
-        Ok(())
+        let mut before = Instant::now();
+        self.run_and(sequence, |index| {
+            let now = Instant::now();
+            times[index] = now - before;
+            before = now;
+        })
     }
 }
 

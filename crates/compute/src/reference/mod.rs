@@ -10,8 +10,10 @@ mod forward;
 mod gradient;
 mod update;
 
+use std::time::{Duration, Instant};
+
 use crate::{
-    device::{BufferId, Device, HostData, Launch, SequenceId, View, overlap},
+    device::{BufferId, Device, HostData, Launch, SequenceId, View, check_times, overlap},
     error::{Error, Result},
     kernel::{Kernel, Operand},
     op::Op,
@@ -303,6 +305,20 @@ impl Device for Reference {
     fn run(&mut self, sequence: SequenceId) -> Result<()> {
         let launches = std::mem::take(&mut self.sequences[sequence.0]);
         let outcome = launches.iter().try_for_each(|launch| self.launch(launch));
+        self.sequences[sequence.0] = launches;
+        outcome
+    }
+
+    fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()> {
+        let launches = std::mem::take(&mut self.sequences[sequence.0]);
+        let outcome = check_times(launches.len(), times.len()).and_then(|()| {
+            launches.iter().zip(times).try_for_each(|(launch, time)| {
+                let started = Instant::now();
+                self.launch(launch)?;
+                *time = started.elapsed();
+                Ok(())
+            })
+        });
         self.sequences[sequence.0] = launches;
         outcome
     }

@@ -29,7 +29,8 @@ pub(super) fn fuse_one_split(graph: &mut Graph) -> bool {
         let inputs = &graph.nodes[gradient].inputs;
         let inputs = [&[inputs[0], qkv], &inputs[4..]].concat();
         let outputs = graph.nodes[concat].outputs.clone();
-        graph.nodes[gradient] = Node { kernel: Kernel::JointAttentionGrad(joint.of), inputs, outputs };
+        let stage = graph.nodes[gradient].stage;
+        graph.nodes[gradient] = Node { kernel: Kernel::JointAttentionGrad(joint.of), inputs, outputs, stage };
         removed.push(concat);
     }
     let removed: Vec<bool> = (0..graph.nodes.len()).map(|index| removed.contains(&index)).collect();

@@ -21,7 +21,8 @@ pub(super) fn fuse_one_norm_gradient_and_add(graph: &mut Graph) -> bool {
             };
             let mut inputs = graph.nodes[norm].inputs.clone();
             inputs.push(other);
-            Some((norm, Node { kernel, inputs, outputs: graph.nodes[add].outputs.clone() }))
+            let (outputs, stage) = (graph.nodes[add].outputs.clone(), graph.nodes[norm].stage);
+            Some((norm, Node { kernel, inputs, outputs, stage }))
         })
     })
 }
@@ -38,7 +39,8 @@ pub(super) fn fuse_one_product_and_gelu_gradient(graph: &mut Graph) -> bool {
         let mut inputs = graph.nodes[product].inputs.clone();
         inputs.push(h);
         let kernel = Kernel::LinearGradGelu { products };
-        Some((product, Node { kernel, inputs, outputs: graph.nodes[slope].outputs.clone() }))
+        let (outputs, stage) = (graph.nodes[slope].outputs.clone(), graph.nodes[product].stage);
+        Some((product, Node { kernel, inputs, outputs, stage }))
     })
 }
 
@@ -78,7 +80,8 @@ pub(super) fn fuse_one_product_and_gelu(graph: &mut Graph) -> bool {
         let Kernel::Op(Op::Linear { bias, products }) = graph.nodes[linear].kernel else { continue };
         let outputs = vec![h, graph.nodes[gelu].outputs[0]];
         let inputs = graph.nodes[linear].inputs.clone();
-        graph.nodes[linear] = Node { kernel: Kernel::LinearGelu { bias, products }, inputs, outputs };
+        let stage = graph.nodes[linear].stage;
+        graph.nodes[linear] = Node { kernel: Kernel::LinearGelu { bias, products }, inputs, outputs, stage };
         graph.nodes.remove(gelu);
         return true;
     }

@@ -1,7 +1,7 @@
 //! BERT style: a bidirectional encoder, norms behind its branches, and a head that fills in masked tokens.
 
 use ironmill_compute::{DType, Mask};
-use ironmill_graph::{Graph, Heads, Tensor};
+use ironmill_graph::{Graph, Heads, Stage, Tensor};
 
 use super::{
     Attend, DEVIATION, InGraph, Initial, Tokens,
@@ -112,6 +112,7 @@ impl Block {
         let config = model.config();
         let heads =
             Heads { queries: config.heads, keys: config.heads, mask: Mask::Full, window: config.window };
+        g.stage(Stage::Attention);
         let qkv = model.products(g, x, &self.qkv)?;
         let a = g.attention([qkv[0], qkv[1], qkv[2]], borders, heads)?;
         let a = model.linear(g, a, self.projection)?;
@@ -119,6 +120,7 @@ impl Block {
         let sum = g.add(x, a)?;
         let x = model.layer_norm(g, sum, self.norm1)?;
 
+        g.stage(Stage::Mlp);
         let h = model.linear(g, x, self.up)?;
         let h = activate(g, config.mlp, h)?;
         let h = model.linear(g, h, self.down)?;

@@ -1,7 +1,7 @@
 //! GPT-2 style: learned positions, LayerNorm before each branch, GELU, optional biases.
 
 use ironmill_compute::Mask;
-use ironmill_graph::{Graph, Heads, Tensor};
+use ironmill_graph::{Graph, Heads, Stage, Tensor};
 
 use super::{
     Attend, DEVIATION, InGraph, Tokens,
@@ -91,6 +91,7 @@ impl Block {
         let config = model.config();
         let (c, heads) = (config.width, config.heads);
         let heads = Heads { queries: heads, keys: heads, mask: Mask::Causal, window: config.window };
+        g.stage(Stage::Attention);
         let h = model.layer_norm(g, x, self.norm1)?;
         let qkv = model.linear(g, h, self.qkv)?;
         let qkv = g.split(qkv, &[c, c, c])?;
@@ -103,6 +104,7 @@ impl Block {
         let a = model.dropout(g, a, attend)?;
         let x = g.add(x, a)?;
 
+        g.stage(Stage::Mlp);
         let h = model.layer_norm(g, x, self.norm2)?;
         let h = model.linear(g, h, self.up)?;
         let h = match config.mlp {

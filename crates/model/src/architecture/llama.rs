@@ -1,7 +1,7 @@
 //! Llama style: rotary positions, RMS norm before each branch, gated MLP, key heads that query heads share.
 
 use ironmill_compute::Mask;
-use ironmill_graph::{Graph, Heads, Tensor};
+use ironmill_graph::{Graph, Heads, Stage, Tensor};
 
 use super::{
     Attend, DEVIATION, InGraph, Tokens,
@@ -99,6 +99,7 @@ impl Block {
         let config = model.config();
         let heads =
             Heads { queries: config.heads, keys: config.kv_heads, mask: Mask::Causal, window: config.window };
+        g.stage(Stage::Attention);
         let h = model.rms_norm(g, x, self.norm1)?;
         let qkv = model.products(g, h, &self.qkv)?;
         let (mut q, mut k, v) = (qkv[0], qkv[1], qkv[2]);
@@ -117,6 +118,7 @@ impl Block {
         let a = model.dropout(g, a, tokens.attend)?;
         let x = g.add(x, a)?;
 
+        g.stage(Stage::Mlp);
         let h = model.rms_norm(g, x, self.norm2)?;
         let up = model.products(g, h, &self.up)?;
         let h = match config.mlp {

@@ -8,7 +8,7 @@ mod llama;
 mod parts;
 
 use ironmill_compute::{DType, TensorType, philox};
-use ironmill_graph::{Graph, Layout, Parameter, Randomness, StateId, Tensor, rope_table};
+use ironmill_graph::{Graph, Layout, Parameter, Randomness, Stage, StateId, Tensor, rope_table};
 
 use crate::{
     config::{Architecture, ModelConfig},
@@ -119,6 +119,7 @@ impl Model {
     /// The final hidden states `[B,T,C]` of some tokens.
     pub fn hidden(&self, g: &mut Graph, buffers: Buffers, tokens: Tokens<'_>) -> Result<Tensor> {
         let model = InGraph { model: self, buffers };
+        g.stage(Stage::Embed);
         match &self.body {
             Body::Gpt2(gpt2) => gpt2.hidden(g, model, tokens),
             Body::Llama(llama) => llama.hidden(g, model, tokens),
@@ -129,6 +130,7 @@ impl Model {
     /// The logits `[..,V]` of hidden states.
     pub fn logits(&self, g: &mut Graph, buffers: Buffers, hidden: Tensor) -> Result<Tensor> {
         let model = InGraph { model: self, buffers };
+        g.stage(Stage::Head);
         match &self.body {
             Body::Gpt2(gpt2) => gpt2.logits(g, model, hidden),
             Body::Llama(llama) => llama.logits(g, model, hidden),

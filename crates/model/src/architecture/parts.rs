@@ -1,6 +1,6 @@
 //! What architectures are put together from: norms, products, and how they are declared.
 
-use ironmill_graph::{Graph, Layout, Parameter, Tensor};
+use ironmill_graph::{Graph, Layout, Parameter, Stage, Tensor};
 
 use super::{DEVIATION, InGraph, Initial};
 use crate::error::Result;
@@ -111,11 +111,17 @@ impl InGraph<'_> {
     pub fn layer_norm(&self, g: &mut Graph, x: Tensor, norm: Norm) -> Result<Tensor> {
         let gain = self.parameter(g, norm.gain);
         let shift = norm.shift.map(|shift| self.parameter(g, shift));
-        Ok(g.layer_norm(x, gain, shift, self.config().norm_eps)?)
+        let stage = g.stage(Stage::Norm);
+        let y = g.layer_norm(x, gain, shift, self.config().norm_eps)?;
+        g.stage(stage);
+        Ok(y)
     }
 
     pub fn rms_norm(&self, g: &mut Graph, x: Tensor, norm: Norm) -> Result<Tensor> {
         let gain = self.parameter(g, norm.gain);
-        Ok(g.rms_norm(x, gain, self.config().norm_eps)?)
+        let stage = g.stage(Stage::Norm);
+        let y = g.rms_norm(x, gain, self.config().norm_eps)?;
+        g.stage(stage);
+        Ok(y)
     }
 }

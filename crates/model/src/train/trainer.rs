@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ironmill_compute::{DType, Device, HostData, TensorType, philox};
+use ironmill_compute::{DType, Device, HostData, Kernel, TensorType, philox};
 use ironmill_data::{BatchMut, Loader};
 use ironmill_graph::{
     Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, dry_run,
@@ -186,11 +186,16 @@ impl Trainer {
 
     /// Takes one step on the next samples of a loader.
     pub fn step(&mut self, loader: &Loader) -> Result<StepReport> {
+        self.step_by(loader, &mut run)
+    }
+
+    /// Takes one step on the next samples of a loader, with another way of running a program.
+    pub(super) fn step_by(&mut self, loader: &Loader, run: &mut Run<'_>) -> Result<StepReport> {
         let started = Instant::now();
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(0, 0));
         let filled = self.fill(loader, &mut batch);
         let waited = started.elapsed();
-        let outcome = filled.and_then(|()| self.step_on(&batch));
+        let outcome = filled.and_then(|()| self.step_on_by(&batch, run));
         self.batch = batch;
         outcome.map(|report| StepReport { waited, elapsed: started.elapsed(), ..report })
     }
@@ -212,6 +217,10 @@ impl Trainer {
     ///
     /// The loss is the mean over the counted targets of the whole step, however it is cut into micro-batches.
     pub fn step_on(&mut self, batch: &Batch) -> Result<StepReport> {
+        self.step_on_by(batch, &mut run)
+    }
+
+    fn step_on_by(&mut self, batch: &Batch, run: &mut Run<'_>) -> Result<StepReport> {
         let started = Instant::now();
         let counted = batch.counted();
         let seed = 1.0 / counted.max(1) as f32;
@@ -241,13 +250,13 @@ impl Trainer {
             runtime.write(program, inputs.samples, HostData::U32(&batch.samples[samples]))?;
             runtime.write(program, inputs.key, HostData::U32(&key))?;
             runtime.write(program, inputs.seed, HostData::F32(&[seed]))?;
-            runtime.run(program)?;
+            run(runtime, program)?;
         }
 
         let learning_rate = self.options.schedule.rate(self.step);
         let runtime = &mut self.engine.runtime;
         runtime.write(self.update, self.learning_rate, HostData::F32(&[learning_rate as f32]))?;
-        runtime.run(self.update)?;
+        run(runtime, self.update)?;
         let (mut loss, mut norm) = ([0.0], [0.0]);
         runtime.read(self.update, self.norm, &mut norm)?;
         runtime.read_state(self.state.loss, 0..1, &mut loss)?;
@@ -261,6 +270,14 @@ impl Trainer {
         self.tokens += tokens;
         let (step, elapsed, waited) = (self.step, started.elapsed(), Duration::ZERO);
         Ok(StepReport { step, loss, norm, learning_rate, tokens, elapsed, waited })
+    }
+
+    /// Matrix products that a step of the longest samples launches.
+    pub fn products_per_step(&self) -> usize {
+        let runtime = &self.engine.runtime;
+        let of = |micro: &Micro| runtime.kernels(micro.program).map(Kernel::matrix_products).sum::<usize>();
+        let further = self.options.rows / self.options.micro_rows - 1;
+        self.micros.first().map_or(0, |(_, [first, rest])| of(first) + further * of(rest))
     }
 
     /// The gradients that the last step left, in the flat layout.
@@ -315,6 +332,13 @@ impl Trainer {
         self.tokens = snapshot.state.tokens;
         Ok(())
     }
+}
+
+/// A way of running a program: plainly, or taking its times.
+pub(super) type Run<'a> = dyn FnMut(&mut Runtime, ProgramId) -> Result<()> + 'a;
+
+fn run(runtime: &mut Runtime, program: ProgramId) -> Result<()> {
+    Ok(runtime.run(program)?)
 }
 
 fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> TrainingState {

@@ -6,6 +6,7 @@ mod generation;
 mod golden;
 mod gradients;
 mod packing;
+mod profile;
 mod training;
 
 use ironmill_compute::{Cpu, Device, Reference};

@@ -1,0 +1,71 @@
+//! Where the time of a training step goes.
+
+use std::time::Duration;
+
+use ironmill_data::Loader;
+use ironmill_graph::Stage;
+
+use super::trainer::{StepReport, Trainer};
+use crate::error::Result;
+
+/// The launches of one kernel in one stage, taken together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelTime {
+    /// The part of the step.
+    pub stage: Stage,
+    /// The kernel, or what the host did.
+    pub kernel: &'static str,
+    /// How often.
+    pub calls: usize,
+    /// How long in all.
+    pub time: Duration,
+}
+
+/// One step, taken apart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepProfile {
+    /// What the step did.
+    pub report: StepReport,
+    /// Kernels by stage, the longest of a stage first. Their times add up to the step's. The host's own work belongs to
+    /// [`Stage::Other`]: `data` is the filling of the batch, `host` are uploads, the reading of results and bookkeeping.
+    pub kernels: Vec<KernelTime>,
+}
+
+impl StepProfile {
+    /// The time of each stage. The stages add up to the step.
+    pub fn stages(&self) -> [(Stage, Duration); Stage::ALL.len()] {
+        Stage::ALL.map(|stage| {
+            let of_stage = self.kernels.iter().filter(|kernel| kernel.stage == stage);
+            (stage, of_stage.map(|kernel| kernel.time).sum())
+        })
+    }
+}
+
+impl Trainer {
+    /// Takes one step on the next samples of a loader and says where its time went.
+    pub fn profile_step(&mut self, loader: &Loader) -> Result<StepProfile> {
+        let mut kernels = Vec::new();
+        let report = self.step_by(loader, &mut |runtime, program| {
+            for (stage, kernel, time) in runtime.profile(program)? {
+                add(&mut kernels, stage, kernel, time);
+            }
+            Ok(())
+        })?;
+        let launched: Duration = kernels.iter().map(|kernel| kernel.time).sum();
+        let host = report.elapsed.saturating_sub(report.waited + launched);
+        add(&mut kernels, Stage::Other, "data", report.waited);
+        add(&mut kernels, Stage::Other, "host", host);
+        kernels.sort_by_key(|kernel| (kernel.stage, std::cmp::Reverse(kernel.time)));
+        Ok(StepProfile { report, kernels })
+    }
+}
+
+fn add(kernels: &mut Vec<KernelTime>, stage: Stage, kernel: &'static str, time: Duration) {
+    match kernels.iter_mut().find(|known| known.stage == stage && known.kernel == kernel) {
+        Some(known) => {
+            known.calls += 1;
+            known.time += time;
+        }
+        None => kernels.push(KernelTime { stage, kernel, calls: 1, time }),
+    }
+}

@@ -1,0 +1,249 @@
+//! `bench step`: a training step as it is, its share of the machine's peak, and where its time goes.
+
+mod batching;
+mod sizes;
+
+pub use sizes::Sizes;
+
+use super::clock::counted_name;
+use super::limits::Limits;
+use super::random::Random;
+use super::{Clock, Settings, Spread, Time, cpu};
+use crate::failure::Result;
+use crate::show::Show;
+use crate::show::numbers::grouped;
+use batching::Batching;
+use ironmill_compute::Cpu;
+use ironmill_data::{Loader, Sampler, TokenStream};
+use ironmill_graph::Passes;
+use ironmill_model::{Decay, Model, Schedule, StepProfile, TrainOptions, Trainer};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The model and its batch.
+    pub sizes: Sizes,
+    /// Steps to measure; none takes as many as fit into a few seconds.
+    pub steps: Option<usize>,
+    /// Whether to compare a large batch with many small ones.
+    pub batching: bool,
+    /// Whether to show every kernel.
+    pub kernels: bool,
+}
+
+/// What was measured.
+struct Measured {
+    plan: Plan,
+    settings: Settings,
+    limits: Limits,
+    wall: Spread,
+    processor: Spread,
+    counted: Spread,
+    steps: usize,
+    parameters: usize,
+    flops_per_token: f64,
+    products: usize,
+    profile: StepProfile,
+    batching: Option<Batching>,
+}
+
+/// Trains for a few seconds and shows how that went.
+pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<()> {
+    let passes = settings.precision.passes();
+    let device = cpu(device, settings.threads)?;
+    let limits = Limits::measure(&device, settings.quick)?;
+    let mut subject = Subject::new(device, plan.sizes, plan.sizes.batch, passes)?;
+    let seconds = if settings.quick { 0.0 } else { 4.0 };
+    let (least, most) = plan.steps.map_or((3, 200), |steps| (steps.max(1), steps.max(1)));
+    let times = subject.times(seconds, least, most)?;
+    let profile = subject.profile(if settings.quick { 1 } else { 5 }, seconds)?;
+    let spread = |of: &dyn Fn(&Time) -> f64| Spread::of(times.iter().map(of).collect());
+    let measured = Measured {
+        wall: spread(&|time| time.wall),
+        processor: spread(&|time| time.processor),
+        counted: spread(&|time| time.counted(settings.threads)),
+        steps: times.len(),
+        parameters: subject.trainer.engine().model().layout().count(),
+        flops_per_token: plan.sizes.config().flops_per_token() as f64,
+        products: subject.trainer.products_per_step(),
+        profile,
+        batching: plan.batching.then(|| Batching::measure(plan.sizes, passes, settings)).transpose()?,
+        plan,
+        settings,
+        limits,
+    };
+    show.result(&measured.text(), &measured.to_json())
+}
+
+/// A model in training on tokens without meaning.
+struct Subject {
+    trainer: Trainer,
+    loader: Loader,
+}
+
+impl Subject {
+    fn new(device: Cpu, sizes: Sizes, micro_rows: usize, passes: Passes) -> Result<Self> {
+        let model = Model::new(sizes.config())?;
+        let values = model.initial_values(1);
+        let schedule = Schedule { peak: 1e-4, floor: 1e-4, warmup: 0, steps: 1000, decay: Decay::Constant };
+        let options =
+            TrainOptions { micro_rows, passes, ..TrainOptions::new(sizes.batch, sizes.context, schedule) };
+        let trainer = Trainer::new(Box::new(device), model, options, &values)?;
+        let mut random = Random::new(7);
+        let length = 50 * (sizes.tokens() + 1);
+        let tokens = (0..length).map(|_| random.below(sizes.vocab)).collect();
+        let stream = TokenStream::from_tokens(tokens, length as u64);
+        let loader = Loader::new(stream, Sampler::Random, 1, sizes.context, sizes.batch)?;
+        Ok(Subject { trainer, loader })
+    }
+
+    fn step(&mut self) -> Result<Time> {
+        let started = Clock::now();
+        self.trainer.step(&self.loader)?;
+        Ok(started.elapsed())
+    }
+
+    /// The times of steps behind a first one, which touches all memory.
+    fn times(&mut self, seconds: f64, least: usize, most: usize) -> Result<Vec<Time>> {
+        self.step()?;
+        let mut times = Vec::new();
+        let began = Clock::now();
+        while times.len() < least || (times.len() < most && began.elapsed().wall < seconds) {
+            times.push(self.step()?);
+        }
+        Ok(times)
+    }
+
+    /// A step in its parts: of a few, the one in the middle, so that its parts are those of one real step.
+    fn profile(&mut self, most: usize, seconds: f64) -> Result<StepProfile> {
+        let began = Clock::now();
+        let mut profiles = vec![self.trainer.profile_step(&self.loader)?];
+        while profiles.len() < most && began.elapsed().wall < seconds {
+            profiles.push(self.trainer.profile_step(&self.loader)?);
+        }
+        profiles.sort_by_key(|profile| profile.report.elapsed);
+        Ok(profiles.swap_remove(profiles.len() / 2))
+    }
+}
+
+impl Measured {
+    fn tokens_per_s(&self, seconds: f64) -> f64 {
+        self.plan.sizes.tokens() as f64 / seconds
+    }
+
+    fn flops_per_s(&self, seconds: f64) -> f64 {
+        self.tokens_per_s(seconds) * self.flops_per_token
+    }
+
+    fn share(&self, seconds: f64) -> f64 {
+        self.flops_per_s(seconds) / self.settings.precision.flops_per_s(&self.limits)
+    }
+
+    fn text(&self) -> String {
+        let counted = self.counted;
+        let mut text = format!(
+            "model       {}; {}\n\
+             machine     {}\n\
+             step        {:.2} ms wall (best {:.2}), {:.2} ms processor time (best {:.2}); medians of {} steps\n\
+             tokens      {} tok/s by {} time (best {})\n\
+             arithmetic  {:.1} GFLOP/s, {:.1} % of peak (best {:.1} %); {:.2} MFLOP a token, 6 × parameters in products + 12·L·C·T\n\
+             products    {} matrix products a step; {} parameters\n",
+            self.plan.sizes.line(),
+            self.settings.precision.name(),
+            self.limits.line(),
+            1e3 * self.wall.median,
+            1e3 * self.wall.best,
+            1e3 * self.processor.median,
+            1e3 * self.processor.best,
+            self.steps,
+            grouped(self.tokens_per_s(counted.median) as u64),
+            counted_name(self.settings.threads),
+            grouped(self.tokens_per_s(counted.best) as u64),
+            self.flops_per_s(counted.median) / 1e9,
+            100.0 * self.share(counted.median),
+            100.0 * self.share(counted.best),
+            self.flops_per_token / 1e6,
+            self.products,
+            grouped(self.parameters as u64),
+        );
+        if let Some(batching) = &self.batching {
+            text.push_str(&batching.line());
+        }
+        let total = self.profile.report.elapsed.as_secs_f64();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "stages      of one step, by wall time");
+        let mut line = |indent: &str, name: &str, seconds: f64, rest: &str| {
+            let (ms, share) = (1e3 * seconds, 100.0 * seconds / total.max(1e-9));
+            let line = format!(
+                "{indent}{name:<width$} {ms:>10.3} ms {share:>6.1} %{rest}",
+                width = 26 - indent.len()
+            );
+            let _ = writeln!(text, "{}", line.trim_end());
+        };
+        for (stage, time) in self.profile.stages() {
+            line("  ", stage.name(), time.as_secs_f64(), "");
+            let kernels = self.profile.kernels.iter().filter(|kernel| kernel.stage == stage);
+            for kernel in kernels.filter(|_| self.plan.kernels) {
+                line("    ", kernel.kernel, kernel.time.as_secs_f64(), &format!("  × {}", kernel.calls));
+            }
+        }
+        line("  ", "step", total, "");
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let sizes = self.plan.sizes;
+        let total = self.profile.report.elapsed.as_secs_f64();
+        let stages: Vec<Value> = self
+            .profile
+            .stages()
+            .iter()
+            .map(|(stage, time)| {
+                let seconds = time.as_secs_f64();
+                json!({"stage": stage.name(), "seconds": seconds, "share": seconds / total.max(1e-9)})
+            })
+            .collect();
+        let kernels: Vec<Value> = self
+            .profile
+            .kernels
+            .iter()
+            .map(|kernel| {
+                json!({
+                    "stage": kernel.stage.name(),
+                    "kernel": kernel.kernel,
+                    "calls": kernel.calls,
+                    "seconds": kernel.time.as_secs_f64(),
+                })
+            })
+            .collect();
+        json!({
+            "kind": "step",
+            "layers": sizes.layers,
+            "heads": sizes.heads,
+            "width": sizes.width,
+            "context": sizes.context,
+            "batch": sizes.batch,
+            "vocab": sizes.vocab,
+            "parameters": self.parameters,
+            "precision": self.settings.precision.name(),
+            "threads": self.settings.threads,
+            "steps": self.steps,
+            "wall_s": {"median": self.wall.median, "best": self.wall.best},
+            "cpu_s": {"median": self.processor.median, "best": self.processor.best},
+            "clock": counted_name(self.settings.threads),
+            "tokens_per_s": self.tokens_per_s(self.counted.median),
+            "flops_per_token": self.flops_per_token,
+            "flops_per_s": self.flops_per_s(self.counted.median),
+            "share_of_peak": self.share(self.counted.median),
+            "best_share_of_peak": self.share(self.counted.best),
+            "products_per_step": self.products,
+            "profiled_s": total,
+            "stages": stages,
+            "kernels": kernels,
+            "batching": self.batching.as_ref().map(Batching::to_json),
+            "peak": self.limits.to_json(),
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! `ironmill bench`: figures against the machine's own limits.
+
+use super::Context;
+use crate::bench::step::{Plan, Sizes};
+use crate::bench::{Precision, Settings, ops, step};
+use crate::failure::Result;
+use std::num::NonZeroUsize;
+
+/// The things that can be measured.
+#[derive(clap::Subcommand)]
+pub enum Command {
+    /// Every kernel that training is made of: time, rate, share of the machine's peak
+    #[command(after_help = "\
+Each kernel is checked against the textbook loops before it is timed. One thread is measured by processor time, several
+by the wall clock. The machine's peak (arithmetic, reading, copying) is measured in the same run, first and last.
+
+Examples:
+  ironmill bench ops
+  ironmill bench ops --threads 1 --json
+  ironmill bench ops --only attention
+  ironmill bench ops --quick")]
+    Ops(OpsArgs),
+    /// A training step: tokens a second, share of peak, and where the time goes
+    #[command(after_help = "\
+Models: cpu (4 layers, 128 wide, 12 × 64 tokens), baby (6 layers, 384 wide, 16 × 256), gpt2 (124M, 4 × 256), or layers,
+heads and width as in 4x4x128. The stages add up to the step. tools/peers_cpu.py runs PyTorch beside it.
+
+Examples:
+  ironmill bench step
+  ironmill bench step --model baby --threads 2 --kernels
+  ironmill bench step --model cpu --batching
+  ironmill bench step --model 2x2x64 --batch 8 --context 32 --steps 20 --json")]
+    Step(StepArgs),
+}
+
+/// What both take.
+#[derive(clap::Args)]
+pub struct Common {
+    /// The device to measure
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: String,
+    /// What products are computed in
+    #[arg(long, value_enum, default_value_t = Precision::Fp32)]
+    precision: Precision,
+}
+
+/// The flags of `bench ops`.
+#[derive(clap::Args)]
+pub struct OpsArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Only cases or groups whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Tiny cases and few runs: shows that everything works, measures nothing
+    #[arg(long)]
+    quick: bool,
+}
+
+/// The flags of `bench step`.
+#[derive(clap::Args)]
+pub struct StepArgs {
+    #[command(flatten)]
+    common: Common,
+    /// cpu, baby, gpt2, or layers, heads and width as in 4x4x128
+    #[arg(long, default_value = "cpu", value_parser = Sizes::parse, value_name = "MODEL")]
+    model: Sizes,
+    /// Samples of a step [default: the model's]
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroUsize>,
+    /// Tokens of a sample [default: the model's]
+    #[arg(long, value_name = "N")]
+    context: Option<NonZeroUsize>,
+    /// The size of the vocabulary [default: the model's]
+    #[arg(long, value_name = "N")]
+    vocab: Option<NonZeroUsize>,
+    /// Steps to measure [default: as many as fit into four seconds]
+    #[arg(long, value_name = "N")]
+    steps: Option<NonZeroUsize>,
+    /// Compare a batch of 32 with 32 batches of one
+    #[arg(long)]
+    batching: bool,
+    /// Show every kernel below its stage
+    #[arg(long)]
+    kernels: bool,
+    /// A glance at the machine's peak and one step taken apart; three steps unless --steps says otherwise
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs one of the commands.
+pub fn run(context: &Context, command: Command) -> Result<()> {
+    context.refuse_overrides("bench")?;
+    let settings = |common: &Common, quick: bool| Settings {
+        threads: context.threads,
+        precision: common.precision,
+        quick,
+    };
+    match command {
+        Command::Ops(args) => {
+            let settings = settings(&args.common, args.quick);
+            ops::run(&context.show, &args.common.device, args.only.as_deref(), settings)
+        }
+        Command::Step(args) => {
+            let or = |flag: Option<NonZeroUsize>, size: usize| flag.map_or(size, NonZeroUsize::get);
+            let sizes = Sizes {
+                batch: or(args.batch, args.model.batch),
+                context: or(args.context, args.model.context),
+                vocab: or(args.vocab, args.model.vocab),
+                ..args.model
+            };
+            let steps = args.steps.map(NonZeroUsize::get);
+            let plan = Plan { sizes, steps, batching: args.batching, kernels: args.kernels };
+            step::run(&context.show, &args.common.device, plan, settings(&args.common, args.quick))
+        }
+    }
+}
