@@ -53,14 +53,14 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// About two seconds, for a last-level cache of this size.
+    /// About two seconds on an idle machine, more on a busy one, for a last-level cache of this size.
     pub fn thorough(cache_bytes: usize) -> Self {
         let buffer_bytes = (4 * cache_bytes).clamp(64 << 20, 1 << 30);
         Effort {
             rounds: 200,
             round: Duration::from_micros(500),
-            patience: Duration::from_secs(3),
-            passes: 12,
+            patience: Duration::from_secs(5),
+            passes: 8,
             piece_bytes: 16 << 20,
             buffer_bytes,
         }
@@ -84,37 +84,16 @@ impl Peak {
     pub fn measure(set: InstructionSet, threads: usize, effort: Effort) -> Option<Peak> {
         let simd = Simd::new(set)?;
         let threads = threads.max(1);
-        let memory = Memory::new(threads, effort);
-        let read = best_of_rounds(threads, memory.rounds, || {
-            let (buffer, mut piece) = (vec![1u64; memory.len()], memory.pieces_in_turn());
-            move || timed(memory.piece_bytes(), || sum(black_box(&buffer[piece()])))
-        });
-        let copy = best_of_rounds(threads, memory.rounds, || {
-            let (from, mut to) = (vec![1u64; memory.len()], vec![0u64; memory.len()]);
-            let mut piece = memory.pieces_in_turn();
-            move || {
-                let piece = piece();
-                timed(2 * memory.piece_bytes(), || {
-                    to[piece.clone()].copy_from_slice(black_box(&from[piece.clone()]));
-                    black_box(&mut to[piece]);
-                })
-            }
-        });
-        let update = best_of_rounds(threads, memory.rounds, || {
-            let (mut buffer, mut piece) = (vec![1u64; memory.len()], memory.pieces_in_turn());
-            move || {
-                let numbers = black_box(&mut buffer[piece()]);
-                timed(2 * memory.piece_bytes(), || numbers.iter_mut().for_each(|x| *x = x.wrapping_add(3)))
-            }
-        });
+        // Two cores usually get more out of memory than one does, though not twice as much.
+        let memory = |best: &dyn Fn(usize) -> f64| patient(threads, effort, 1.2, best);
         Some(Peak {
             instruction_set: set,
             threads,
             f32_flops_per_s: arithmetic(threads, effort, F32::of(simd)),
             bf16_flops_per_s: Bf16::of(simd).map(|bf16| arithmetic(threads, effort, bf16)),
-            read_bytes_per_s: read,
-            copy_bytes_per_s: copy,
-            update_bytes_per_s: update,
+            read_bytes_per_s: memory(&|threads| Memory::new(threads, effort).read()),
+            copy_bytes_per_s: memory(&|threads| Memory::new(threads, effort).copy()),
+            update_bytes_per_s: memory(&|threads| Memory::new(threads, effort).update()),
         })
     }
 }
@@ -122,6 +101,7 @@ impl Peak {
 /// A thread's share of a buffer, in pieces of which it goes through one in a round.
 #[derive(Clone, Copy)]
 struct Memory {
+    threads: usize,
     pieces: usize,
     piece_len: usize,
     rounds: usize,
@@ -131,14 +111,45 @@ impl Memory {
     fn new(threads: usize, effort: Effort) -> Self {
         let piece_len = effort.piece_bytes / size_of::<u64>();
         let pieces = (effort.buffer_bytes / threads / effort.piece_bytes).max(2);
-        Memory { pieces, piece_len, rounds: effort.passes * pieces }
+        Memory { threads, pieces, piece_len, rounds: effort.passes * pieces }
     }
 
-    fn len(&self) -> usize {
+    fn read(self) -> f64 {
+        best_of_rounds(self.threads, self.rounds, || {
+            let (buffer, mut piece) = (vec![1u64; self.len()], self.pieces_in_turn());
+            move || timed(self.piece_bytes(), || sum(black_box(&buffer[piece()])))
+        })
+    }
+
+    fn copy(self) -> f64 {
+        best_of_rounds(self.threads, self.rounds, || {
+            let (from, mut to) = (vec![1u64; self.len()], vec![0u64; self.len()]);
+            let mut piece = self.pieces_in_turn();
+            move || {
+                let piece = piece();
+                timed(2 * self.piece_bytes(), || {
+                    to[piece.clone()].copy_from_slice(black_box(&from[piece.clone()]));
+                    black_box(&mut to[piece]);
+                })
+            }
+        })
+    }
+
+    fn update(self) -> f64 {
+        best_of_rounds(self.threads, self.rounds, || {
+            let (mut buffer, mut piece) = (vec![1u64; self.len()], self.pieces_in_turn());
+            move || {
+                let numbers = black_box(&mut buffer[piece()]);
+                timed(2 * self.piece_bytes(), || numbers.iter_mut().for_each(|x| *x = x.wrapping_add(3)))
+            }
+        })
+    }
+
+    fn len(self) -> usize {
         self.pieces * self.piece_len
     }
 
-    fn piece_bytes(&self) -> usize {
+    fn piece_bytes(self) -> usize {
         self.piece_len * size_of::<u64>()
     }
 
@@ -241,7 +252,7 @@ fn arithmetic(threads: usize, effort: Effort, with: impl Arithmetic) -> f64 {
     };
     let probe = (0..20).map(|_| probe()).min().unwrap_or_default();
     let turns = (PROBE as f64 * effort.round.as_secs_f64() / probe.as_secs_f64().max(1e-9)) as usize;
-    let best = |threads: usize| {
+    patient(threads, effort, 0.95 * threads as f64, &|threads| {
         best_of_rounds(threads, effort.rounds, || {
             move || {
                 let started = Instant::now();
@@ -249,15 +260,18 @@ fn arithmetic(threads: usize, effort: Effort, with: impl Arithmetic) -> f64 {
                 (operations as f64, started, Instant::now())
             }
         })
-    };
+    })
+}
+
+/// The best of all threads. When it is less than some times what one does alone, that may be the machine, or a neighbour who
+/// was there in every round so far: it takes patience to tell.
+fn patient(threads: usize, effort: Effort, hoped: f64, best: &dyn Fn(usize) -> f64) -> f64 {
     let alone = best(1);
     if threads == 1 {
         return alone;
     }
-    // Cores of their own give every thread what one has alone. Less may be the machine, or a neighbour in every round so
-    // far: that takes patience to tell.
     let (began, mut together) = (Instant::now(), best(threads));
-    while together < 0.95 * alone * threads as f64 && began.elapsed() < effort.patience {
+    while together < hoped * alone && began.elapsed() < effort.patience {
         together = together.max(best(threads));
     }
     together
