@@ -21,7 +21,7 @@ const USES: &[(&str, &str)] = &[
     ("eval run", "loss"),
     ("sample run -n 2", "text"),
     ("doctor", "flops_per_s"),
-    ("bench ops --quick --only adam", "kind"),
+    ("bench ops --quick --only attention", "kind"),
     ("bench step --quick --model 1x2x16 --batch 2 --context 8", "kind"),
     ("completions zsh", "script"),
     ("man pages", "pages"),
