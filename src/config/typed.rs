@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn fails(text: &str) -> String {
-        let failure = Typed::parse(text, "c.toml", Path::new("/work")).unwrap_err();
+        let failure = Typed::parse(text, "c.toml", Path::new("/place")).unwrap_err();
         assert_eq!(failure.code(), Code::BadConfig);
         failure.to_string()
     }

@@ -181,7 +181,7 @@ mod tests {
 
     fn read(path: &str, text: &str) -> Result<Value, String> {
         let (section, name) = path.split_once('.').unwrap_or(("", path));
-        from_text(&KEYS[find(section, name).unwrap()], text, Path::new("/work"))
+        from_text(&KEYS[find(section, name).unwrap()], text, Path::new("/place"))
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(read("sample.prompts", "Once"), Ok(Value::Texts(vec!["Once".into()])));
         assert_eq!(
             read("data.input", r#"["a.txt", "builtin:stories:1MB"]"#),
-            Ok(Value::Texts(vec!["/work/a.txt".into(), "builtin:stories:1MB".into()]))
+            Ok(Value::Texts(vec!["/place/a.txt".into(), "builtin:stories:1MB".into()]))
         );
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 
 fn resolve(text: &str) -> Result<Config> {
-    Config::resolve(Typed::parse(text, "c.toml", Path::new("/work"))?)
+    Config::resolve(Typed::parse(text, "c.toml", Path::new("/place"))?)
 }
 
 fn fails(text: &str) -> String {
@@ -36,7 +36,7 @@ fn a_resolved_configuration_reads_back_to_itself() {
 fn relative_paths_start_at_the_file() {
     let config =
         resolve("[data]\ninput = [\"texts/*.txt\", \"/abs/b.txt\", \"builtin:stories:1MB\"]").unwrap();
-    assert_eq!(config.data.input, ["/work/texts/*.txt", "/abs/b.txt", "builtin:stories:1MB"]);
+    assert_eq!(config.data.input, ["/place/texts/*.txt", "/abs/b.txt", "builtin:stories:1MB"]);
 }
 
 #[test]
