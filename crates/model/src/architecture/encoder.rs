@@ -8,7 +8,7 @@ use super::{
     parts::{Declare, Joined, Linear, Norm},
 };
 use crate::{
-    config::{Mlp, ModelConfig},
+    config::ModelConfig,
     error::{Error, Result},
 };
 
@@ -93,7 +93,7 @@ impl Encoder {
 
     pub fn logits(&self, g: &mut Graph, model: InGraph<'_>, hidden: Tensor) -> Result<Tensor> {
         let h = model.linear(g, hidden, self.transform)?;
-        let h = activate(g, model.config().mlp, h)?;
+        let h = model.activate(g, &[h])?;
         let h = model.layer_norm(g, h, self.transform_norm)?;
         let (table, bias) = (model.parameter(g, self.tokens), model.parameter(g, self.head_bias));
         Ok(g.linear(h, table, Some(bias))?)
@@ -122,18 +122,10 @@ impl Block {
 
         g.stage(Stage::Mlp);
         let h = model.linear(g, x, self.up)?;
-        let h = activate(g, config.mlp, h)?;
+        let h = model.activate(g, &[h])?;
         let h = model.linear(g, h, self.down)?;
         let h = model.dropout(g, h, attend)?;
         let sum = g.add(x, h)?;
         model.layer_norm(g, sum, self.norm2)
     }
-}
-
-fn activate(g: &mut Graph, mlp: Mlp, h: Tensor) -> Result<Tensor> {
-    Ok(match mlp {
-        Mlp::GeluErf | Mlp::SiluGate => g.gelu_erf(h)?,
-        Mlp::Gelu => g.gelu(h)?,
-        Mlp::ReluSquared => g.relu_squared(h)?,
-    })
 }

@@ -7,10 +7,7 @@ use super::{
     Attend, DEVIATION, InGraph, Tokens,
     parts::{Declare, Linear, Norm},
 };
-use crate::{
-    config::{Mlp, ModelConfig},
-    error::Result,
-};
+use crate::{config::ModelConfig, error::Result};
 
 #[derive(Clone, Debug)]
 pub(super) struct Gpt2 {
@@ -107,11 +104,7 @@ impl Block {
         g.stage(Stage::Mlp);
         let h = model.layer_norm(g, x, self.norm2)?;
         let h = model.linear(g, h, self.up)?;
-        let h = match config.mlp {
-            Mlp::Gelu | Mlp::SiluGate => g.gelu(h)?,
-            Mlp::GeluErf => g.gelu_erf(h)?,
-            Mlp::ReluSquared => g.relu_squared(h)?,
-        };
+        let h = model.activate(g, &[h])?;
         let h = model.linear(g, h, self.down)?;
         let h = model.dropout(g, h, attend)?;
         Ok(g.add(x, h)?)

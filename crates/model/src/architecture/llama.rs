@@ -121,12 +121,7 @@ impl Block {
         g.stage(Stage::Mlp);
         let h = model.rms_norm(g, x, self.norm2)?;
         let up = model.products(g, h, &self.up)?;
-        let h = match config.mlp {
-            Mlp::SiluGate => g.silu_gate(up[0], up[1])?,
-            Mlp::ReluSquared => g.relu_squared(up[0])?,
-            Mlp::Gelu => g.gelu(up[0])?,
-            Mlp::GeluErf => g.gelu_erf(up[0])?,
-        };
+        let h = model.activate(g, &up)?;
         let h = model.linear(g, h, self.down)?;
         let h = model.dropout(g, h, tokens.attend)?;
         Ok(g.add(x, h)?)

@@ -3,7 +3,7 @@
 use ironmill_graph::{Graph, Layout, Parameter, Stage, Tensor};
 
 use super::{DEVIATION, InGraph, Initial};
-use crate::error::Result;
+use crate::{config::Mlp, error::Result};
 
 /// Declares parameters with their initial values. Matrices and embeddings decay, vectors do not.
 #[derive(Default)]
@@ -106,6 +106,17 @@ impl InGraph<'_> {
         let y = g.linear(x, weight, bias)?;
         let sizes: Vec<usize> = joined.parts.iter().map(|part| part.outputs).collect();
         Ok(g.split(y, &sizes)?)
+    }
+
+    /// What the configured MLP makes of its widening products: the gate, where there is one, comes first.
+    pub fn activate(&self, g: &mut Graph, up: &[Tensor]) -> Result<Tensor> {
+        Ok(match (self.config().mlp, up) {
+            (Mlp::SiluGate, [gate, up]) => g.silu_gate(*gate, *up)?,
+            (Mlp::Gelu, [h]) => g.gelu(*h)?,
+            (Mlp::GeluErf, [h]) => g.gelu_erf(*h)?,
+            (Mlp::ReluSquared, [h]) => g.relu_squared(*h)?,
+            (mlp, _) => unreachable!("{} with {} products is refused with the sizes", mlp.name(), up.len()),
+        })
     }
 
     pub fn layer_norm(&self, g: &mut Graph, x: Tensor, norm: Norm) -> Result<Tensor> {
