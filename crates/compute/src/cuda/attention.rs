@@ -1,0 +1,338 @@
+//! Attention and its gradient: which kernels run, on which grid, with which operands.
+//!
+//! bf16 and f16 run on the matrix units (`attention.cu`), f32 without them (`attention_f32.cu`), a single query over a cache in
+//! a kernel of its own (`attention_decode.cu`). All of them take a pointer to the first element and the length of a row, so
+//! that heads inside one tensor and heads apart are the same to them.
+
+use super::{
+    call::{Arg, Builder, Grid},
+    modules::Source,
+};
+use crate::{
+    device::View,
+    error::{Error, Result},
+    kernel::Kernel,
+    op::{Attention, Mask, Op},
+    tensor::DType,
+};
+
+/// The largest head that the kernels have room for.
+const MOST_HEAD: usize = 128;
+/// Queries whose ranges are summed up together: `RANGE_BLOCK` in `attention.cuh`.
+const RANGE_BLOCK: usize = 64;
+/// The window of an attention that has none: more than any position, and small enough to be added to one.
+const NO_WINDOW: usize = 0x1fff_ffff;
+/// Query heads that one block of `attention_decode` reads keys for at most.
+const MOST_DECODE_GROUP: usize = 8;
+
+/// Adds the calls of an attention or of its gradient; false for any other kernel.
+pub(super) fn add(
+    builder: &mut Builder<'_>,
+    kernel: &Kernel,
+    inputs: &[View],
+    outputs: &[View],
+) -> Result<bool> {
+    match kernel {
+        Kernel::Op(Op::Attention(attention)) => {
+            let heads = Heads::apart(attention, &inputs[0], &inputs[1], kernel.name())?;
+            let parts = [&inputs[0], &inputs[1], &inputs[2]].map(|view| builder.pointer(view));
+            forward(builder, &heads, parts, [inputs, outputs], &inputs[3..])?;
+        }
+        Kernel::JointAttention(attention) => {
+            let heads = Heads::joint(attention, &inputs[0], kernel.name())?;
+            let parts = heads.parts(builder.pointer(&inputs[0]));
+            forward(builder, &heads, parts, [inputs, outputs], &inputs[1..])?;
+        }
+        Kernel::Op(Op::AttentionGrad(attention)) => {
+            let heads = Heads::apart(attention, &inputs[1], &inputs[2], kernel.name())?;
+            let parts = [&inputs[1], &inputs[2], &inputs[3]].map(|view| builder.pointer(view));
+            let gradients = [&outputs[0], &outputs[1], &outputs[2]].map(|view| builder.pointer(view));
+            backward(builder, &heads, [parts, gradients], [inputs, outputs], &inputs[4..])?;
+        }
+        Kernel::JointAttentionGrad(attention) => {
+            let heads = Heads::joint(attention, &inputs[1], kernel.name())?;
+            let parts = heads.parts(builder.pointer(&inputs[1]));
+            let gradients = heads.parts(builder.pointer(&outputs[0]));
+            backward(builder, &heads, [parts, gradients], [inputs, outputs], &inputs[2..])?;
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// The sizes of one attention, and where its heads lie.
+struct Heads {
+    attention: Attention,
+    real: DType,
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    size: usize,
+    /// Elements from one position's queries to the next.
+    q_stride: usize,
+    /// The same for keys and for values.
+    kv_stride: usize,
+}
+
+impl Heads {
+    /// Of queries [B,T,H·D] and keys [B,S,Hkv·D].
+    fn apart(attention: &Attention, q: &View, k: &View, name: &'static str) -> Result<Self> {
+        let (&[batch, queries, q_stride], &[_, keys, kv_stride]) = (q.of.shape.dims(), k.of.shape.dims())
+        else {
+            unreachable!("checked at bind")
+        };
+        let size = q_stride / attention.heads;
+        let real = q.of.dtype;
+        Heads { attention: *attention, real, batch, queries, keys, size, q_stride, kv_stride }.checked(name)
+    }
+
+    /// Of queries, keys and values side by side: [B,T,(H + 2·Hkv)·D].
+    fn joint(attention: &Attention, qkv: &View, name: &'static str) -> Result<Self> {
+        let &[batch, queries, columns] = qkv.of.shape.dims() else { unreachable!("checked at bind") };
+        let heads = Heads {
+            attention: *attention,
+            real: qkv.of.dtype,
+            batch,
+            queries,
+            keys: queries,
+            size: columns / (attention.heads + 2 * attention.kv_heads),
+            q_stride: columns,
+            kv_stride: columns,
+        };
+        heads.checked(name)
+    }
+
+    fn checked(self, name: &'static str) -> Result<Self> {
+        if self.size <= MOST_HEAD {
+            return Ok(self);
+        }
+        let detail =
+            format!("heads of {} elements; the cuda backend has heads of up to {MOST_HEAD}", self.size);
+        Err(Error::Shape { op: name, detail })
+    }
+
+    /// Where queries, keys and values begin that lie side by side.
+    fn parts(&self, qkv: Arg) -> [Arg; 3] {
+        let Arg::Pointer(at) = qkv else { unreachable!("operands have addresses") };
+        let Attention { heads, kv_heads, .. } = self.attention;
+        [0, heads, heads + kv_heads]
+            .map(|before| Arg::Pointer(at + (before * self.size * self.real.bytes()) as u64))
+    }
+
+    fn group(&self) -> usize {
+        self.attention.heads / self.attention.kv_heads
+    }
+
+    /// The head size that the kernel is compiled for: what is missing is zeroes.
+    fn padded(&self) -> usize {
+        if self.size <= 64 { 64 } else { MOST_HEAD }
+    }
+
+    /// Bytes of a row of a padded head.
+    fn row_bytes(&self) -> usize {
+        self.padded() * self.real.bytes()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.batch * self.queries * self.size == 0
+    }
+
+    fn source(&self) -> Source {
+        if self.real == DType::F32 { Source::AttentionF32 } else { Source::Attention }
+    }
+
+    /// What operands of products in f32 storage are rounded to. Other storage rounds to itself.
+    fn products(&self) -> usize {
+        match (self.real, self.attention.products) {
+            (DType::F32, DType::BF16) => 1,
+            (DType::F32, DType::F16) => 2,
+            _ => 0,
+        }
+    }
+
+    /// The settings that the files are compiled with. `views` are all operands.
+    fn defines<'a>(&self, views: impl IntoIterator<Item = &'a View>) -> [(&'static str, usize); 3] {
+        let is_wide = (self.size * self.real.bytes()).is_multiple_of(16)
+            && views.into_iter().all(|view| view.offset_bytes.is_multiple_of(16));
+        [("HEAD", self.padded()), ("WIDE", usize::from(is_wide)), ("PRODUCTS", self.products())]
+    }
+
+    /// A block per piece of the queries or keys, head and sample.
+    fn grid(&self, pieces: usize, heads: usize, threads: u32, shared_bytes: usize) -> Grid {
+        let count = |blocks: usize| u32::try_from(blocks).expect("a grid's blocks");
+        Grid {
+            blocks: [count(pieces), count(heads), count(self.batch)],
+            threads,
+            shared_bytes: u32::try_from(shared_bytes).expect("a block's shared memory"),
+        }
+    }
+
+    fn causal(&self) -> Arg {
+        Arg::U32(u32::from(self.attention.mask == Mask::Causal))
+    }
+
+    fn window(&self) -> Arg {
+        let window = self.attention.window;
+        Arg::from(if window == 0 { NO_WINDOW } else { window.min(NO_WINDOW) })
+    }
+
+    fn scale(&self) -> Arg {
+        Arg::F32((1.0 / (self.size as f64).sqrt()) as f32)
+    }
+
+    /// What every kernel over whole sequences takes last.
+    fn constants(&self) -> [Arg; 10] {
+        let [queries, keys, heads, group] =
+            [self.queries, self.keys, self.attention.heads, self.group()].map(Arg::from);
+        let [size, q_stride, kv_stride] = [self.size, self.q_stride, self.kv_stride].map(Arg::from);
+        [queries, keys, heads, group, size, q_stride, kv_stride, self.causal(), self.window(), self.scale()]
+    }
+}
+
+/// The tiles of a kernel: what `attention.cu` and `attention_f32.cu` say at the kernel.
+struct Tiles {
+    /// Rows that a block owns.
+    own: usize,
+    shared_bytes: usize,
+}
+
+/// Threads of a block of the kernels over whole sequences.
+const THREADS: u32 = 128;
+
+impl Tiles {
+    fn forward(heads: &Heads) -> Self {
+        if heads.real == DType::F32 {
+            return Tiles::single(heads, 1);
+        }
+        let others = if heads.padded() == 64 { 64 } else { 32 };
+        Tiles { own: 128, shared_bytes: (128 + 4 * others) * heads.row_bytes() }
+    }
+
+    fn by_query(heads: &Heads) -> Self {
+        if heads.real == DType::F32 {
+            return Tiles::single(heads, 2);
+        }
+        let own = if heads.padded() == 64 { 128 } else { 64 };
+        Tiles { own, shared_bytes: (2 * own + 4 * 64) * heads.row_bytes() }
+    }
+
+    fn by_key(heads: &Heads) -> Self {
+        if heads.real == DType::F32 {
+            return Tiles::single(heads, 2);
+        }
+        let (own, others) = (64, if heads.padded() == 64 { 64 } else { 32 });
+        let statistics = 4 * others * size_of::<f32>();
+        Tiles { own, shared_bytes: (2 * own + 4 * others) * heads.row_bytes() + statistics }
+    }
+
+    /// In f32: some tensors' own rows, two of others in longer rows, and a factor for every pair of rows.
+    fn single(heads: &Heads, own_tensors: usize) -> Self {
+        let (own, others, padded) = (32, 32, heads.padded());
+        let floats = own_tensors * own * padded + 2 * others * (padded + 4) + own * others;
+        Tiles { own, shared_bytes: floats * size_of::<f32>() }
+    }
+}
+
+/// `[inputs, outputs]` are all operands; `extras` those behind queries, keys and values: starts, then borders.
+fn forward(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    [q, k, v]: [Arg; 3],
+    [inputs, outputs]: [&[View]; 2],
+    extras: &[View],
+) -> Result<()> {
+    if heads.is_empty() {
+        return Ok(());
+    }
+    let attention = &heads.attention;
+    let defines = heads.defines(inputs.iter().chain(outputs));
+    let [out, log_sum_exp] = [&outputs[0], &outputs[1]].map(|view| builder.pointer(view));
+    let starts = if attention.cached { builder.pointer(&extras[0]) } else { Arg::Pointer(0) };
+    if attention.cached && heads.queries == 1 {
+        return decode(builder, heads, &defines, [q, k, v, out, log_sum_exp, starts]);
+    }
+    let [ranges, spreads] = ranges(builder, heads, &defines, extras.last())?;
+    let tiles = Tiles::forward(heads);
+    let grid = heads.grid(heads.queries.div_ceil(tiles.own), attention.heads, THREADS, tiles.shared_bytes);
+    let mut arguments = vec![q, k, v, out, log_sum_exp, starts, ranges, spreads];
+    arguments.extend(heads.constants());
+    builder.kernel(heads.source(), "attention_forward", heads.real, &defines, grid, &arguments)
+}
+
+/// One query per sample.
+fn decode(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    defines: &[(&'static str, usize)],
+    operands: [Arg; 6],
+) -> Result<()> {
+    const DECODE_THREADS: u32 = 256;
+    let group = heads.group().next_power_of_two().min(MOST_DECODE_GROUP);
+    let mut settings = defines.to_vec();
+    settings.push(("GROUP", group));
+    let kv_heads = heads.attention.kv_heads;
+    let grid = heads.grid(heads.group().div_ceil(group), kv_heads, DECODE_THREADS, 0);
+    let mut arguments = operands.to_vec();
+    arguments.extend([heads.keys, heads.attention.heads, heads.group(), heads.size].map(Arg::from));
+    arguments.extend([heads.q_stride, heads.kv_stride].map(Arg::from));
+    arguments.extend([heads.window(), heads.scale()]);
+    builder.kernel(Source::AttentionDecode, "attention_decode", heads.real, &settings, grid, &arguments)
+}
+
+/// Where samples have borders, what every query sees is worked out once: `[ranges, spreads]` of `attention.cuh`.
+fn ranges(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    defines: &[(&'static str, usize)],
+    borders: Option<&View>,
+) -> Result<[Arg; 2]> {
+    if !heads.attention.borders {
+        return Ok([Arg::Pointer(0); 2]);
+    }
+    let borders = builder.pointer(borders.expect("checked at bind"));
+    let blocks = heads.queries.div_ceil(RANGE_BLOCK);
+    let ranges = builder.scratch(heads.batch * heads.queries * size_of::<[i32; 2]>());
+    let spreads = builder.scratch(heads.batch * blocks * size_of::<[i32; 4]>());
+    let count = |blocks: usize| u32::try_from(blocks).expect("a grid's blocks");
+    let grid =
+        Grid { blocks: [count(blocks), count(heads.batch), 1], threads: RANGE_BLOCK as u32, shared_bytes: 0 };
+    let arguments = [borders, ranges, spreads, Arg::from(heads.queries), heads.causal(), heads.window()];
+    builder.kernel(heads.source(), "attention_ranges", heads.real, defines, grid, &arguments)?;
+    Ok([ranges, spreads])
+}
+
+/// `[inputs, outputs]` are all operands, the first of them the gradient of the output; `extras` those behind queries, keys and
+/// values: the output, its log-sum-exp, then borders.
+fn backward(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    [[q, k, v], [d_q, d_k, d_v]]: [[Arg; 3]; 2],
+    [inputs, outputs]: [&[View]; 2],
+    extras: &[View],
+) -> Result<()> {
+    if heads.is_empty() {
+        return Ok(());
+    }
+    let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
+    let defines = heads.defines(inputs.iter().chain(outputs));
+    let [d_out, out, log_sum_exp] = [&inputs[0], &extras[0], &extras[1]].map(|view| builder.pointer(view));
+    let [ranges, spreads] = ranges(builder, heads, &defines, extras.get(2))?;
+
+    let delta = builder.scratch(heads.batch * query_heads * heads.queries * size_of::<f32>());
+    let grid = heads.grid(heads.queries.div_ceil(32), query_heads, 256, 0);
+    let sizes = [heads.queries, query_heads, heads.size].map(Arg::from);
+    let arguments = [d_out, out, delta, sizes[0], sizes[1], sizes[2]];
+    builder.kernel(heads.source(), "attention_delta", heads.real, &defines, grid, &arguments)?;
+
+    let given = [d_out, q, k, v, log_sum_exp, delta];
+    let mut add = |name, gradients: &[Arg], tiles: &Tiles, rows: usize, count: usize| {
+        let mut arguments = given.to_vec();
+        arguments.extend_from_slice(gradients);
+        arguments.extend([ranges, spreads]);
+        arguments.extend(heads.constants());
+        let grid = heads.grid(rows.div_ceil(tiles.own), count, THREADS, tiles.shared_bytes);
+        builder.kernel(heads.source(), name, heads.real, &defines, grid, &arguments)
+    };
+    add("attention_d_q", &[d_q], &Tiles::by_query(heads), heads.queries, query_heads)?;
+    add("attention_d_kv", &[d_k, d_v], &Tiles::by_key(heads), heads.keys, kv_heads)
+}
