@@ -1,0 +1,221 @@
+// Layer norm and RMS norm over rows of C elements, forward and backward, alone or with the residual sum around them.
+//
+// TEAM threads own a row: part of a warp, a warp, or a whole block. Each keeps PACKS packs of W elements in registers,
+// as they are stored, so that a row is read once; pack k·TEAM + lane starts at column W·(k·TEAM + lane). The launcher
+// chooses TEAM, PACKS and WIDE so that TEAM·PACKS·W ≥ C. Mean and variance are two sums, not one pass over squares.
+// Rows are in order of blocks, and a block goes on to further rows.
+#include "prelude.cuh"
+
+#ifndef TEAM
+#define TEAM 32
+#endif
+#ifndef PACKS
+#define PACKS 3
+#endif
+#ifndef WIDE
+#define WIDE 1
+#endif
+
+constexpr int W = WIDE ? WIDTH : 1;
+constexpr int THREADS = TEAM <= 32 ? 256 : TEAM;
+constexpr int ROWS = THREADS / TEAM;
+
+__device__ __forceinline__ float team_sum(float x) {
+    if constexpr (TEAM <= 32) {
+#pragma unroll
+        for (int distance = TEAM / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+        return x;
+    } else {
+        __shared__ float warps[32];
+        return block_sum(x, warps);
+    }
+}
+
+// y = norm(x) with x = a, or x = a + b rounded to what is stored and kept in `sum`. RMS norm has no mean.
+template <bool ADDS, bool CENTRES>
+__device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
+                                     const real* __restrict__ gain, const real* __restrict__ shift,
+                                     real* __restrict__ sum, real* __restrict__ y, float* __restrict__ means,
+                                     float* __restrict__ rstds, u64 rows, u32 columns, float eps) {
+    const u32 lane = threadIdx.x % TEAM;
+    for (u64 first = (u64)blockIdx.x * ROWS; first < rows; first += (u64)gridDim.x * ROWS) {
+        const u64 row = first + threadIdx.x / TEAM, at = row * columns;
+        const bool lives = row < rows;
+        Kept<W> x[PACKS];
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) x[k].load(a + at + column);
+        }
+        if constexpr (ADDS) {
+            Kept<W> other[PACKS];
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                const u32 column = (k * TEAM + lane) * W;
+                if (lives && column < columns) other[k].load(b + at + column);
+            }
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                const u32 column = (k * TEAM + lane) * W;
+                if (lives && column < columns) {
+                    float left[W], right[W];
+                    x[k].get(left);
+                    other[k].get(right);
+#pragma unroll
+                    for (int e = 0; e < W; e++) left[e] += right[e];
+                    x[k].set(left);
+                    x[k].save(sum + at + column);
+                }
+            }
+        }
+        float mean = 0.0f;
+        if constexpr (CENTRES) {
+            float total = 0.0f;
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                if (lives && (k * TEAM + lane) * W < columns) {
+                    float values[W];
+                    x[k].get(values);
+#pragma unroll
+                    for (int e = 0; e < W; e++) total += values[e];
+                }
+            }
+            mean = team_sum(total) / (float)columns;
+        }
+        float squares = 0.0f;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            if (lives && (k * TEAM + lane) * W < columns) {
+                float values[W];
+                x[k].get(values);
+#pragma unroll
+                for (int e = 0; e < W; e++) squares += (values[e] - mean) * (values[e] - mean);
+            }
+        }
+        const float rstd = 1.0f / sqrtf(team_sum(squares) / (float)columns + eps);
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) {
+                float values[W], gains[W];
+                x[k].get(values);
+                load(gain + column, gains);
+#pragma unroll
+                for (int e = 0; e < W; e++) values[e] = (values[e] - mean) * rstd * gains[e];
+                if (CENTRES && shift) {
+                    float shifts[W];
+                    load(shift + column, shifts);
+#pragma unroll
+                    for (int e = 0; e < W; e++) values[e] += shifts[e];
+                }
+                store(y + at + column, values);
+            }
+        }
+        if (lives && lane == 0) {
+            if constexpr (CENTRES) means[row] = mean;
+            rstds[row] = rstd;
+        }
+    }
+}
+
+// With x̂ = (x − mean)·rstd and g = d_y·gain: d_x = rstd·(g − mean(g) − x̂·mean(g·x̂)), plus `other` where there is
+// one. RMS norm has no mean.
+template <bool CENTRES>
+__device__ __forceinline__ void norm_grad(const real* __restrict__ d_y, const real* __restrict__ x,
+                                          const real* __restrict__ gain, const float* __restrict__ means,
+                                          const float* __restrict__ rstds, const real* __restrict__ other,
+                                          real* __restrict__ d_x, u64 rows, u32 columns) {
+    const u32 lane = threadIdx.x % TEAM;
+    for (u64 first = (u64)blockIdx.x * ROWS; first < rows; first += (u64)gridDim.x * ROWS) {
+        const u64 row = first + threadIdx.x / TEAM, at = row * columns;
+        const bool lives = row < rows;
+        Kept<W> ds[PACKS], xs[PACKS], others[PACKS];
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) {
+                ds[k].load(d_y + at + column);
+                xs[k].load(x + at + column);
+                if (other) others[k].load(other + at + column);
+            }
+        }
+        const float rstd = lives ? rstds[row] : 0.0f;
+        const float mean = CENTRES && lives ? means[row] : 0.0f;
+        float scaled = 0.0f, product = 0.0f;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) {
+                float d[W], normal[W], gains[W];
+                ds[k].get(d);
+                xs[k].get(normal);
+                load(gain + column, gains);
+#pragma unroll
+                for (int e = 0; e < W; e++) {
+                    const float g = d[e] * gains[e];
+                    scaled += g;
+                    product += g * ((normal[e] - mean) * rstd);
+                }
+            }
+        }
+        const float mean_scaled = CENTRES ? team_sum(scaled) / (float)columns : 0.0f;
+        const float mean_product = team_sum(product) / (float)columns;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) {
+                float d[W], normal[W], gains[W];
+                ds[k].get(d);
+                xs[k].get(normal);
+                load(gain + column, gains);
+#pragma unroll
+                for (int e = 0; e < W; e++) {
+                    const float inner = d[e] * gains[e] - mean_scaled - (normal[e] - mean) * rstd * mean_product;
+                    d[e] = rstd * inner;
+                }
+                if (other) {
+                    float before[W];
+                    others[k].get(before);
+#pragma unroll
+                    for (int e = 0; e < W; e++) d[e] += before[e];
+                }
+                store(d_x + at + column, d);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm(const real* x, const real* gain, const real* shift, real* y, float* means, float* rstds, u64 rows,
+               u32 columns, float eps) {
+    norm<false, true>(x, nullptr, gain, shift, nullptr, y, means, rstds, rows, columns, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_layer_norm(const real* a, const real* b, const real* gain, const real* shift, real* sum, real* y,
+                   float* means, float* rstds, u64 rows, u32 columns, float eps) {
+    norm<true, true>(a, b, gain, shift, sum, y, means, rstds, rows, columns, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm(const real* x, const real* gain, real* y, float* rstds, u64 rows, u32 columns, float eps) {
+    norm<false, false>(x, nullptr, gain, nullptr, nullptr, y, nullptr, rstds, rows, columns, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_rms_norm(const real* a, const real* b, const real* gain, real* sum, real* y, float* rstds, u64 rows,
+                 u32 columns, float eps) {
+    norm<true, false>(a, b, gain, nullptr, sum, y, nullptr, rstds, rows, columns, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_grad(const real* d_y, const real* x, const real* gain, const float* means, const float* rstds,
+                    const real* other, real* d_x, u64 rows, u32 columns) {
+    norm_grad<true>(d_y, x, gain, means, rstds, other, d_x, rows, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm_grad(const real* d_y, const real* x, const real* gain, const float* rstds, const real* other, real* d_x,
+                  u64 rows, u32 columns) {
+    norm_grad<false>(d_y, x, gain, nullptr, rstds, other, d_x, rows, columns);
+}

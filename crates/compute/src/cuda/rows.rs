@@ -1,0 +1,175 @@
+//! Everything that moves more memory than it calculates: from a launch to the kernels that run it.
+//!
+//! One module per kernel file. A launcher reads shapes and element types off the operands, chooses between wide and narrow
+//! accesses by length and alignment, and sizes the grid. Loops over the work are sized by the card; sums are not, so that
+//! their order depends on shapes alone.
+
+mod copy;
+mod embed;
+mod loss;
+mod norm;
+mod pointwise;
+mod reduce;
+mod update;
+
+pub(super) use loss::{HeadRows, add_head_rows};
+
+use super::call::{Arg, Builder, Grid};
+use crate::{
+    device::View,
+    error::{Error, Result},
+    kernel::Kernel,
+    op::Op,
+    tensor::DType,
+};
+
+/// Threads of a block wherever a kernel does not ask for another number.
+const THREADS: usize = 256;
+/// Bytes of a wide access.
+const WIDE_BYTES: usize = 16;
+
+/// A launch whose calls are to be added.
+#[derive(Clone, Copy)]
+struct Launch<'a> {
+    name: &'static str,
+    inputs: &'a [View],
+    outputs: &'a [View],
+}
+
+/// Adds the calls of one launch; false for products, attention and the head, which others know.
+pub(super) fn add(
+    builder: &mut Builder<'_>,
+    kernel: &Kernel,
+    inputs: &[View],
+    outputs: &[View],
+) -> Result<bool> {
+    let launch = Launch { name: kernel.name(), inputs, outputs };
+    match kernel {
+        Kernel::Op(op) => return add_op(builder, op, launch, false),
+        Kernel::OpInto { op, add } => return add_op(builder, op, launch, *add),
+        Kernel::Cast => copy::convert(builder, launch, false)?,
+        Kernel::StateWrite { add } => copy::convert(builder, launch, *add)?,
+        Kernel::CacheAppend => copy::cache_append(builder, launch)?,
+        Kernel::AddLayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, true)?,
+        Kernel::AddRmsNorm { eps } => norm::rms_norm(builder, launch, *eps, true)?,
+        Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,
+        Kernel::RmsNormGradAdd => norm::rms_norm_grad(builder, launch)?,
+        Kernel::GlobalNorm => reduce::global_norm(builder, launch)?,
+        Kernel::Adam(of) => update::adam(builder, launch, of)?,
+        Kernel::Sgd(of) => update::sgd(builder, launch, of)?,
+        Kernel::LinearGelu { .. }
+        | Kernel::LinearGradGelu { .. }
+        | Kernel::JointAttention(_)
+        | Kernel::JointAttentionGrad(_)
+        | Kernel::HeadLoss(_) => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// The same for an op; `adds` is only ever set for those that can add to their outputs.
+fn add_op(builder: &mut Builder<'_>, op: &Op, launch: Launch<'_>, adds: bool) -> Result<bool> {
+    match op {
+        Op::Embed => embed::embed(builder, launch)?,
+        Op::LayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, false)?,
+        Op::RmsNorm { eps } => norm::rms_norm(builder, launch, *eps, false)?,
+        Op::Rope { inverse } => embed::rope(builder, launch, *inverse)?,
+        Op::Split { .. } => copy::split(builder, launch)?,
+        Op::Concat => copy::concat(builder, launch)?,
+        Op::Gelu => pointwise::map(builder, launch, "gelu")?,
+        Op::GeluErf => pointwise::map(builder, launch, "gelu_erf")?,
+        Op::ReluSquared => pointwise::map(builder, launch, "relu_squared")?,
+        Op::SiluGate => pointwise::map(builder, launch, "silu_gate")?,
+        Op::Add => pointwise::map(builder, launch, "add")?,
+        Op::Dropout { probability, number } => pointwise::dropout(builder, launch, *probability, *number)?,
+        Op::CrossEntropy(shape) => loss::cross_entropy(builder, launch, shape)?,
+        Op::Sum => reduce::sum(builder, launch)?,
+        Op::Broadcast { .. } => pointwise::broadcast(builder, launch)?,
+        Op::EmbedGrad { .. } => embed::embed_grad(builder, launch, adds)?,
+        Op::LinearGradBias => reduce::bias(builder, launch, adds)?,
+        Op::LayerNormGradInput => norm::layer_norm_grad(builder, launch)?,
+        Op::LayerNormGradParams { .. } => reduce::layer_norm_params(builder, launch, adds)?,
+        Op::RmsNormGradInput => norm::rms_norm_grad(builder, launch)?,
+        Op::RmsNormGradGain { columns } => reduce::rms_norm_gain(builder, launch, *columns, adds)?,
+        Op::GeluGrad => pointwise::map(builder, launch, "gelu_grad")?,
+        Op::GeluErfGrad => pointwise::map(builder, launch, "gelu_erf_grad")?,
+        Op::ReluSquaredGrad => pointwise::map(builder, launch, "relu_squared_grad")?,
+        Op::SiluGateGrad => pointwise::map(builder, launch, "silu_gate_grad")?,
+        Op::CrossEntropyGrad(shape) => loss::cross_entropy_grad(builder, launch, shape)?,
+        Op::Linear { .. }
+        | Op::LinearGradInput { .. }
+        | Op::LinearGradWeight { .. }
+        | Op::Attention(_)
+        | Op::AttentionGrad(_) => return Ok(false),
+    }
+    Ok(true)
+}
+
+impl Launch<'_> {
+    /// The one element type of these operands.
+    fn real<'v>(&self, views: impl IntoIterator<Item = &'v View>) -> Result<DType> {
+        let mut common = None;
+        for view in views {
+            let dtype = view.of.dtype;
+            if !dtype.is_real() || common.is_some_and(|common| common != dtype) {
+                return Err(self.unsupported(dtype));
+            }
+            common = Some(dtype);
+        }
+        Ok(common.unwrap_or(DType::F32))
+    }
+
+    /// Refuses operands that are not f32.
+    fn ensure_f32<'v>(&self, views: impl IntoIterator<Item = &'v View>) -> Result<()> {
+        match self.real(views)? {
+            DType::F32 => Ok(()),
+            other => Err(self.unsupported(other)),
+        }
+    }
+
+    fn unsupported(&self, dtype: DType) -> Error {
+        Error::Unsupported { device: "cuda", kernel: self.name, dtype }
+    }
+
+    fn input(&self, builder: &Builder<'_>, index: usize) -> Arg {
+        builder.pointer(&self.inputs[index])
+    }
+
+    fn output(&self, builder: &Builder<'_>, index: usize) -> Arg {
+        builder.pointer(&self.outputs[index])
+    }
+}
+
+/// Whether an address may be accessed in units of this many bytes. Working memory is aligned to 256.
+fn is_aligned(at: Arg, bytes: usize) -> bool {
+    match at {
+        Arg::Pointer(address) => address.is_multiple_of(bytes as u64),
+        Arg::Scratch(offset) | Arg::Constant(offset) => offset.is_multiple_of(bytes),
+        Arg::Fault | Arg::U32(_) | Arg::U64(_) | Arg::F32(_) => false,
+    }
+}
+
+/// Whether all addresses allow wide accesses.
+fn all_aligned(addresses: &[Arg]) -> bool {
+    addresses.iter().all(|&at| is_aligned(at, WIDE_BYTES))
+}
+
+/// Elements of this type that a wide access moves.
+fn width(real: DType) -> usize {
+    WIDE_BYTES / real.bytes()
+}
+
+/// A flag or a flat count as kernels take it.
+fn flag(is_set: bool) -> Arg {
+    Arg::U32(u32::from(is_set))
+}
+
+fn count(elements: usize) -> Arg {
+    Arg::U64(elements as u64)
+}
+
+/// Blocks of [`THREADS`] for a loop over the work: enough for all of it, and no more than the card runs at a time and again
+/// as many, so that the end of the work is spread evenly.
+fn looping(builder: &Builder<'_>, threads_wanted: usize) -> Grid {
+    let most = 16 * builder.multiprocessors().max(1);
+    Grid::new(threads_wanted.div_ceil(THREADS).clamp(1, most), THREADS as u32)
+}

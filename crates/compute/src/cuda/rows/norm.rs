@@ -1,0 +1,128 @@
+//! Norms and their gradients with respect to what they normalise.
+
+use super::{
+    super::{
+        call::{Arg, Builder, Grid},
+        modules::Source,
+    },
+    Launch, THREADS, all_aligned, count, width,
+};
+use crate::{error::Result, tensor::DType};
+
+/// The most packs of a row that a thread keeps, before more threads share the row.
+const MOST_PACKS: usize = 8;
+/// Packs that a thread keeps where rows are short: a row takes as many threads as have something to read at once.
+const FEW_PACKS: usize = 1;
+
+/// How threads share a row; see the kernels.
+struct Teams {
+    team: usize,
+    packs: usize,
+    is_wide: bool,
+}
+
+impl Teams {
+    fn new(real: DType, columns: usize, accesses: &[Arg]) -> Self {
+        let is_wide = all_aligned(accesses) && columns.is_multiple_of(width(real));
+        let packs = columns.div_ceil(if is_wide { width(real) } else { 1 }).max(1);
+        // Up to a warp, as few packs as can be; then as many as registers hold; then whole blocks.
+        let team = match packs {
+            _ if packs <= 32 * FEW_PACKS => packs.next_power_of_two(),
+            _ if packs <= 32 * MOST_PACKS => 32,
+            _ => packs.div_ceil(MOST_PACKS).next_power_of_two().min(1024),
+        };
+        Teams { team, packs: packs.div_ceil(team), is_wide }
+    }
+
+    fn add(
+        &self,
+        builder: &mut Builder<'_>,
+        name: &'static str,
+        real: DType,
+        rows: usize,
+        arguments: &[Arg],
+    ) -> Result<()> {
+        let defines = [("TEAM", self.team), ("PACKS", self.packs), ("WIDE", usize::from(self.is_wide))];
+        let (threads, rows_at_once) =
+            if self.team <= 32 { (THREADS, THREADS / self.team) } else { (self.team, 1) };
+        // As many blocks as the card can hold at a time.
+        let most = builder.multiprocessors() * (2048 / threads);
+        let blocks = rows.div_ceil(rows_at_once).clamp(1, most.max(1));
+        builder.kernel(Source::Norm, name, real, &defines, Grid::new(blocks, threads as u32), arguments)
+    }
+}
+
+/// `(x, gain, shift if any) → y, mean, rstd`; with a sum, `(a, b, gain, shift if any) → a + b, y, mean, rstd`.
+pub(super) fn layer_norm(
+    builder: &mut Builder<'_>,
+    launch: Launch<'_>,
+    eps: f32,
+    has_sum: bool,
+) -> Result<()> {
+    let summands = 1 + usize::from(has_sum);
+    let real = launch.real(launch.inputs.iter().chain(&launch.outputs[..summands]))?;
+    launch.ensure_f32(&launch.outputs[summands..])?;
+    let shape = launch.inputs[0].of.shape;
+    let operands = |views: &[_]| -> Vec<Arg> { views.iter().map(|view| builder.pointer(view)).collect() };
+    let (mut arguments, results) = (operands(launch.inputs), operands(launch.outputs));
+    let mut accesses = arguments.clone();
+    accesses.extend(&results[..summands]);
+    if arguments.len() == summands + 1 {
+        arguments.push(Arg::Pointer(0));
+    }
+    arguments.extend(results);
+    arguments.extend([count(shape.rows()), shape.columns().into(), Arg::F32(eps)]);
+    let name = if has_sum { "add_layer_norm" } else { "layer_norm" };
+    let teams = Teams::new(real, shape.columns(), &accesses);
+    teams.add(builder, name, real, shape.rows(), &arguments)
+}
+
+/// `(x, gain) → y, rstd`; with a sum, `(a, b, gain) → a + b, y, rstd`. Rows are as long as the gain.
+pub(super) fn rms_norm(builder: &mut Builder<'_>, launch: Launch<'_>, eps: f32, has_sum: bool) -> Result<()> {
+    let summands = 1 + usize::from(has_sum);
+    let real = launch.real(launch.inputs.iter().chain(&launch.outputs[..summands]))?;
+    launch.ensure_f32(&launch.outputs[summands..])?;
+    let columns = launch.inputs[summands].of.shape.elements();
+    let rows = launch.inputs[0].of.shape.elements() / columns;
+    let operands = |views: &[_]| -> Vec<Arg> { views.iter().map(|view| builder.pointer(view)).collect() };
+    let (mut arguments, results) = (operands(launch.inputs), operands(launch.outputs));
+    let mut accesses = arguments.clone();
+    accesses.extend(&results[..summands]);
+    arguments.extend(results);
+    arguments.extend([count(rows), columns.into(), Arg::F32(eps)]);
+    let name = if has_sum { "add_rms_norm" } else { "rms_norm" };
+    Teams::new(real, columns, &accesses).add(builder, name, real, rows, &arguments)
+}
+
+/// `(d_y, x, gain, mean, rstd, other if any) → d_x`, plus `other`.
+pub(super) fn layer_norm_grad(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()> {
+    gradient(builder, launch, "layer_norm_grad", 2)
+}
+
+/// `(d_y, x, gain, rstd, other if any) → d_x`, plus `other`.
+pub(super) fn rms_norm_grad(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()> {
+    gradient(builder, launch, "rms_norm_grad", 1)
+}
+
+fn gradient(
+    builder: &mut Builder<'_>,
+    launch: Launch<'_>,
+    name: &'static str,
+    statistics: usize,
+) -> Result<()> {
+    let (before, rest) = launch.inputs.split_at(3);
+    let (statistics, other) = rest.split_at(statistics);
+    let real = launch.real(before.iter().chain(other).chain(launch.outputs))?;
+    launch.ensure_f32(statistics)?;
+    let columns = before[2].of.shape.elements();
+    let rows = before[0].of.shape.elements() / columns;
+    let mut arguments: Vec<Arg> = launch.inputs.iter().map(|view| builder.pointer(view)).collect();
+    if other.is_empty() {
+        arguments.push(Arg::Pointer(0));
+    }
+    let d_x = launch.output(builder, 0);
+    let accesses: Vec<Arg> =
+        before.iter().chain(other).map(|view| builder.pointer(view)).chain([d_x]).collect();
+    arguments.extend([d_x, count(rows), columns.into()]);
+    Teams::new(real, columns, &accesses).add(builder, name, real, rows, &arguments)
+}
