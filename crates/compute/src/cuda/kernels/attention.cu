@@ -1,9 +1,10 @@
 // Attention and its gradient in bf16 and f16, with the matrix units of every card since Ampere.
 //
-// Scores never exist whole: a block keeps the rows it owns (queries in the forward pass and for d_q, keys for d_k and d_v) and
-// walks over tiles of the others, two tiles in shared memory at a time, one in use and one on its way. The backward pass
-// calculates scores again from the log-sum-exp. It runs twice over the scores, once by queries and once by keys, so that every
-// gradient has one owner, and the results of one product are in registers just as the next one takes them.
+// Scores never exist whole: a block keeps the rows it owns (queries in the forward pass and for d_q, keys for d_k and
+// d_v) and walks over tiles of the others, two tiles in shared memory at a time, one in use and one on its way. The
+// backward pass calculates scores again from the log-sum-exp. It runs twice over the scores, once by queries and once
+// by keys, so that every gradient has one owner, and the results of one product are in registers just as the next one
+// takes them.
 #include "attention.cuh"
 
 #if REAL != 0
@@ -14,17 +15,17 @@ constexpr int ROW_BYTES = 2 * HEAD;
 // Pieces of 16 bytes in a row, and sixteens of elements.
 constexpr int PIECES = HEAD / 8, SIXTEENS = HEAD / 16;
 
-// ---- Tiles in shared memory -------------------------------------------------------------------------------------------
+// ---- Tiles in shared memory --------------------------------------------------------------------------------------
 //
-// A tile has rows of HEAD elements. Piece p of row r lies at place p ^ (r % 8), so that the same piece of eight rows, which is
-// what a matrix load touches, is in eight different groups of banks.
+// A tile has rows of HEAD elements. Piece p of row r lies at place p ^ (r % 8), so that the same piece of eight rows,
+// which is what a matrix load touches, is in eight different groups of banks.
 
 __device__ __forceinline__ u32 piece_at(u32 tile, int row, int piece) {
     return tile + row * ROW_BYTES + ((piece ^ (row & 7)) << 4);
 }
 
-// Where a lane looks in a 16×16 part of a tile for a matrix load. Of the four 8×8 matrices, `Rows` takes the second from the
-// next eight rows and the third from the next eight columns; `Columns` the other way round.
+// Where a lane looks in a 16×16 part of a tile for a matrix load. Of the four 8×8 matrices, `Rows` takes the second
+// from the next eight rows and the third from the next eight columns; `Columns` the other way round.
 struct Lane {
     u32 offset, flip;
     __device__ __forceinline__ Lane(int row, int piece) : offset(row * ROW_BYTES), flip((piece ^ (row & 7)) << 4) {}
@@ -43,14 +44,19 @@ struct Columns : Lane {
 // Rows `first`.. of a head into a tile of ROWS; zeroes past the last row of the tensor and past the head's own size.
 template <int ROWS>
 __device__ __forceinline__ void load_tile(u32 tile, const real* head, u64 stride, int first, int rows, int size) {
+    // Rows that the block loads at a time, a multiple of 8: a thread has the same piece, at the same place, in all of
+    // them.
+    constexpr int SWEEP = THREADS / PIECES;
+    int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+    u32 to = piece_at(tile, row, piece);
+    const real* from = head + (u64)(first + row) * stride + piece * 8;
+    // Rows of this thread that are there.
+    int left = piece * 8 < size ? rows - first - row : 0;
 #pragma unroll
-    for (int index = 0; index < ROWS * PIECES / THREADS; index++) {
-        int place = index * THREADS + threadIdx.x;
-        int row = place / PIECES, piece = place % PIECES;
-        bool there = first + row < rows && piece * 8 < size;
-        const real* from = head + (there ? (u64)(first + row) * stride + piece * 8 : 0);
+    for (int sweep = 0; sweep < ROWS; sweep += SWEEP) {
+        bool there = sweep < left;
 #if WIDE
-        copy_async(piece_at(tile, row, piece), from, there);
+        copy_async(to + sweep * ROW_BYTES, from, there);
 #else
         union { uint4 raw; real at[8]; } both;
         both.raw = make_uint4(0, 0, 0, 0);
@@ -58,8 +64,9 @@ __device__ __forceinline__ void load_tile(u32 tile, const real* head, u64 stride
         for (int i = 0; i < 8; i++) {
             if (there && piece * 8 + i < size) both.at[i] = from[i];
         }
-        store_shared(piece_at(tile, row, piece), both.raw);
+        store_shared(to + sweep * ROW_BYTES, both.raw);
 #endif
+        from += SWEEP * stride;
     }
 }
 
@@ -98,7 +105,7 @@ __device__ __forceinline__ void store_rows(const float (&sums)[M][PIECES][4], u3
     }
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products ----------------------------------------------------------------------------------------------------
 
 // The left sides of products, 16·M rows of a tile: held in registers from the beginning, or read again every time where
 // registers are short.
@@ -176,8 +183,8 @@ __device__ __forceinline__ void round_left(u32 (&left)[M][N / 2][4], const float
 
 // sums [16·M, HEAD] += left [16·M, K·16] · (rows `row`.. of the tile).
 template <int M, int K>
-__device__ __forceinline__ void multiply_columns(float (&sums)[M][PIECES][4], const u32 (&left)[M][K][4], u32 tile, int row,
-                                                 const Rows& rows) {
+__device__ __forceinline__ void multiply_columns(float (&sums)[M][PIECES][4], const u32 (&left)[M][K][4], u32 tile,
+                                                 int row, const Rows& rows) {
 #pragma unroll
     for (int k = 0; k < K; k++) {
 #pragma unroll
@@ -204,8 +211,8 @@ template <int M> __device__ __forceinline__ void clear(float (&sums)[M][PIECES][
     }
 }
 
-// Puts a score that makes a probability of zero where a query does not see a key. Rows are queries: query 16·m + l/4 (+ 8) of
-// the lane sees `seen`; columns are keys from `key` on.
+// Puts a score that makes a probability of zero where a query does not see a key. Rows are queries: query 16·m + l/4 (+
+// 8) of the lane sees `seen`; columns are keys from `key` on.
 template <int M, int N>
 __device__ __forceinline__ void hide_keys(float (&scores)[M][N][4], const Range (&seen)[M][2], int key) {
     int column = key + threadIdx.x % 4 * 2;
@@ -223,7 +230,7 @@ __device__ __forceinline__ void hide_keys(float (&scores)[M][N][4], const Range 
     }
 }
 
-// ---- Forward ----------------------------------------------------------------------------------------------------------
+// ---- Forward -----------------------------------------------------------------------------------------------------
 //
 // A block per (128 queries, head, sample). Shared memory: queries; keys and values twice.
 
@@ -352,10 +359,11 @@ attention_forward(const real* q, const real* k, const real* v, real* out, float*
         }
     }
     u64 out_stride = (u64)heads * size;
-    store_rows(sums, q_tile, row, out + (u64)b * queries * out_stride + h * size, out_stride, first_query, queries, size);
+    out += (u64)b * queries * out_stride + h * size;
+    store_rows(sums, q_tile, row, out, out_stride, first_query, queries, size);
 }
 
-// ---- Backward ---------------------------------------------------------------------------------------------------------
+// ---- Backward ----------------------------------------------------------------------------------------------------
 
 // d_q: a block per (queries, head, sample). Shared memory: queries, gradients of outputs; keys and values twice.
 
@@ -393,7 +401,7 @@ attention_d_q(const real* d_out, const real* q, const real* k, const real* v, co
             int query = least(first_query + row + m * 16 + half * 8 + lane / 4, last);
             seen[m][half] = seen_by(sight, query);
             log2_sum[m][half] = log_sum_exp[statistics + query] * LOG2_E;
-            subtract[m][half] = delta[statistics + query];
+            subtract[m][half] = delta[statistics + query] * scale;
         }
     }
 
@@ -444,7 +452,7 @@ attention_d_q(const real* d_out, const real* q, const real* k, const real* v, co
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         float probability = power_of_two(scores[m][n][i] * log2_scale - log2_sum[m][i / 2]);
-                        d_scores[m][n][i] = probability * (d_scores[m][n][i] - subtract[m][i / 2]) * scale;
+                        d_scores[m][n][i] = probability * (d_scores[m][n][i] * scale - subtract[m][i / 2]);
                     }
                 }
             }
@@ -457,8 +465,8 @@ attention_d_q(const real* d_out, const real* q, const real* k, const real* v, co
 }
 
 // d_k and d_v: a block per (keys, key head, sample), which goes over the query heads of its group in order. Scores are
-// transposed: rows are keys, columns queries. Shared memory: keys, values; queries, gradients of outputs, log-sum-exp and delta
-// twice.
+// transposed: rows are keys, columns queries. Shared memory: keys, values; queries, gradients of outputs, log-sum-exp
+// and delta twice.
 
 constexpr int BY_KEY_M = 1, BY_KEY_KEYS = WARPS * 16 * BY_KEY_M, BY_KEY_QUERIES = HEAD <= 64 ? 64 : 32;
 // Queries whose scores are in registers at a time.
@@ -542,8 +550,12 @@ attention_d_kv(const real* d_out, const real* q, const real* k, const real* v, c
     load_tile<BY_KEY_KEYS>(k_tile, k + kv_at, kv_stride, first_key, keys, size);
     load_tile<BY_KEY_KEYS>(v_tile, v + kv_at, kv_stride, first_key, keys, size);
     copies_commit();
-    if (count > 0) load_queries(0);
-    copies_wait<1>();
+    if (count > 0) {
+        load_queries(0);
+        copies_wait<1>();
+    } else {
+        copies_wait<0>();
+    }
     __syncthreads();
     Left<M, BY_KEY_HELD> left(k_tile, row), v_left(v_tile, row);
     left.load(k_tile, row, rows);
@@ -600,8 +612,8 @@ attention_d_kv(const real* d_out, const real* q, const real* k, const real* v, c
                         float log2_sum = (i % 2 ? log_sum.y : log_sum.x) * LOG2_E;
                         float probability = power_of_two(scores[m][n][i] * log2_scale - log2_sum);
                         scores[m][n][i] = probability;
-                        d_scores[m][n][i] =
-                            probability * (d_scores[m][n][i] - (i % 2 ? subtract.y : subtract.x)) * scale;
+                        float less = (i % 2 ? subtract.y : subtract.x) * scale;
+                        d_scores[m][n][i] = probability * (d_scores[m][n][i] * scale - less);
                     }
                 }
             }

@@ -1,5 +1,5 @@
-// What all attention kernels share: the rule of which keys a query sees, and where heads lie. B samples, T queries, S keys,
-// H query heads, Hkv key heads, D head size; a head is padded to HEAD elements inside a kernel.
+// What all attention kernels share: the rule of which keys a query sees, and where heads lie. B samples, T queries, S
+// keys, H query heads, Hkv key heads, D head size; a head is padded to HEAD elements inside a kernel.
 #pragma once
 #include "prelude.cuh"
 
@@ -99,10 +99,10 @@ __device__ __forceinline__ float four_lanes_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// ---- Kernels that come before -----------------------------------------------------------------------------------------
+// ---- Kernels that come before ------------------------------------------------------------------------------------
 
-// The ranges of queries where samples have borders, and the spreads of blocks of them. A block per (RANGE_BLOCK queries,
-// sample), a thread per query.
+// The ranges of queries where samples have borders, and the spreads of blocks of them. A block per (RANGE_BLOCK
+// queries, sample), a thread per query.
 extern "C" __global__ void __launch_bounds__(RANGE_BLOCK)
 attention_ranges(const u32* borders, int2* ranges, int4* spreads, u32 queries, u32 causal, u32 window) {
     __shared__ u32 own[RANGE_BLOCK];
@@ -150,15 +150,16 @@ attention_ranges(const u32* borders, int2* ranges, int4* spreads, u32 queries, u
     }
 }
 
-// delta [B,H,T] = Σ d_out·out over a head. Eight lanes to a row, 32 queries to a block, a block per (32 queries, head, sample).
+// delta [B,H,T] = Σ d_out·out over a head. Eight lanes to a row, 32 queries to a block, a block per (32 queries, head,
+// sample).
 extern "C" __global__ void __launch_bounds__(256)
 attention_delta(const real* d_out, const real* out, float* delta, u32 queries, u32 heads, u32 size) {
     u32 query = blockIdx.x * 32 + threadIdx.x / 8, b = blockIdx.z, h = blockIdx.y;
     u64 at = (((u64)b * queries + query) * heads + h) * size;
-    constexpr int PIECE = Wide<real>::N;
     float sum = 0.0f;
     if (query < queries) {
 #if WIDE
+        constexpr int PIECE = Wide<real>::N;
         for (u32 i = threadIdx.x % 8 * PIECE; i < size; i += 8 * PIECE) {
             Wide<real> a = load_wide(d_out + at + i), c = load_wide(out + at + i);
 #pragma unroll

@@ -1,5 +1,5 @@
-// Attention of one new query per sample over a cache. A block per (sample, key head, GROUP of its query heads) reads keys and
-// values once, 16 bytes of a row to a lane; lanes that share a row are a team, and teams take keys in turn.
+// Attention of one new query per sample over a cache. A block per (sample, key head, GROUP of its query heads) reads
+// keys and values once, 16 bytes of a row to a lane; lanes that share a row are a team, and teams take keys in turn.
 #include "attention.cuh"
 
 // Query heads of a block.
@@ -58,8 +58,8 @@ __device__ __forceinline__ float shrink_to(float before, float now) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_decode(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* starts, u32 keys,
-                 u32 heads, u32 group, u32 size, u32 q_stride, u32 kv_stride, u32 window, float scale) {
+attention_decode(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* starts,
+                 u32 keys, u32 heads, u32 group, u32 size, u32 q_stride, u32 kv_stride, u32 window, float scale) {
     __shared__ float shared_sums[WARPS][GROUP][HEAD], shared_max[WARPS][GROUP], shared_total[WARPS][GROUP];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = threadIdx.x / TEAM;
     int column = threadIdx.x % TEAM * SHARE;

@@ -1,8 +1,8 @@
 // Attention and its gradient in f32, without the matrix units: accuracy first.
 //
-// A warp owns eight rows (queries in the forward pass and for d_q, keys for d_k and d_v); the others come 32 at a time, one
-// to a lane for scores. For the sums that follow, lanes share the columns of a head. PRODUCTS is what operands of products are
-// rounded to: 0 f32, 1 bf16, 2 f16.
+// A warp owns eight rows (queries in the forward pass and for d_q, keys for d_k and d_v); the others come 32 at a time,
+// one to a lane for scores. For the sums that follow, lanes share the columns of a head. PRODUCTS is what operands of
+// products are rounded to: 0 f32, 1 bf16, 2 f16.
 #include "attention.cuh"
 
 #if REAL == 0
@@ -11,9 +11,10 @@
 #endif
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS, OWN = 8, BLOCK = WARPS * OWN, OTHERS = 32;
-// Columns of a lane. Rows of others are longer by 16 bytes, so that lanes that each read a row do not meet in the banks.
+// Columns of a lane. Rows of others are longer by 16 bytes, so that lanes that each read a row do not meet in the
+// banks.
 constexpr int COLUMNS = HEAD / 32, STRIDE = HEAD + 4;
-constexpr int OWN_FLOATS = BLOCK * HEAD, OTHER_FLOATS = OTHERS * STRIDE, FACTOR_FLOATS = WARPS * OTHERS * OWN;
+constexpr int OWN_FLOATS = BLOCK * HEAD, OTHER_FLOATS = OTHERS * STRIDE;
 
 __device__ __forceinline__ float factor(float x) {
 #if PRODUCTS == 1
@@ -55,8 +56,8 @@ __device__ __forceinline__ void multiply_rows(float (&scores)[OWN], const float*
 }
 
 // sums += factors [OWN, OTHERS] · others [OTHERS, HEAD]; every lane gives the factors of its row of the others.
-__device__ __forceinline__ void multiply_columns(float (&sums)[OWN][COLUMNS], const float (&factors)[OWN], float* shared,
-                                                 const float* others) {
+__device__ __forceinline__ void multiply_columns(float (&sums)[OWN][COLUMNS], const float (&factors)[OWN],
+                                                 float* shared, const float* others) {
     int lane = threadIdx.x % 32;
     shared += threadIdx.x / 32 * OTHERS * OWN;
     __syncwarp();
@@ -78,8 +79,8 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[OWN][COLUMNS], co
     }
 }
 
-__device__ __forceinline__ void store_rows(const float (&sums)[OWN][COLUMNS], float* head, u64 stride, int first, int rows,
-                                           int size) {
+__device__ __forceinline__ void store_rows(const float (&sums)[OWN][COLUMNS], float* head, u64 stride, int first,
+                                           int rows, int size) {
 #pragma unroll
     for (int row = 0; row < OWN; row++) {
 #pragma unroll
@@ -162,7 +163,8 @@ attention_forward(const float* q, const float* k, const float* v, float* out, fl
     store_rows(sums, out + (u64)b * queries * out_stride + h * size, out_stride, own_query, queries, size);
 }
 
-// A block per (32 queries, head, sample). Shared memory: queries, gradients of outputs, keys, values, gradients of scores.
+// A block per (32 queries, head, sample). Shared memory: queries, gradients of outputs, keys, values, gradients of
+// scores.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_d_q(const float* d_out, const float* q, const float* k, const float* v, const float* log_sum_exp,
               const float* delta, float* d_q, const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads,
@@ -214,8 +216,8 @@ attention_d_q(const float* d_out, const float* q, const float* k, const float* v
     store_rows(sums, d_q + q_at, q_stride, own_query, queries, size);
 }
 
-// A block per (32 keys, key head, sample), which goes over the query heads of its group in order. Shared memory: keys, values,
-// queries, gradients of outputs, probabilities or gradients of scores.
+// A block per (32 keys, key head, sample), which goes over the query heads of its group in order. Shared memory: keys,
+// values, queries, gradients of outputs, probabilities or gradients of scores.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_d_kv(const float* d_out, const float* q, const float* k, const float* v, const float* log_sum_exp,
                const float* delta, float* d_k, float* d_v, const int2* ranges, const int4* spreads, u32 queries,

@@ -1,5 +1,5 @@
-// Instructions of the matrix units that every card since Ampere has, one function each. In the words of PTX, lane l of a warp
-// holds of a 16×8 result: rows l/4 and l/4 + 8, columns 2·(l%4) and the next.
+// Instructions of the matrix units that every card since Ampere has, one function each. In the words of PTX, lane l of
+// a warp holds of a 16×8 result: rows l/4 and l/4 + 8, columns 2·(l%4) and the next.
 #pragma once
 // Comes after prelude.cuh.
 
@@ -20,7 +20,8 @@ template <int LEFT> __device__ __forceinline__ void copies_wait() {
 }
 
 __device__ __forceinline__ void store_shared(u32 to, uint4 x) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 __device__ __forceinline__ void store_shared(u32 to, u32 x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
@@ -32,8 +33,8 @@ __device__ __forceinline__ uint4 load_shared(u32 from) {
     return x;
 }
 
-// Four 8×8 matrices: lane l gives the address of row l%8 of matrix l/8 and gets elements 2·(l%4) and the next of row l/4 of
-// each.
+// Four 8×8 matrices: lane l gives the address of row l%8 of matrix l/8 and gets elements 2·(l%4) and the next of row
+// l/4 of each.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
