@@ -120,9 +120,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     silu_gate_grad(const real* gate, const real* up, const real* d_y, real* d_gate, real* d_up, u64 n, u32 wide) {
     map<3, 2>({gate, up, d_y}, {d_gate, d_up}, n, wide, [](const float (&in)[3], float (&out)[2]) {
-        const float sigmoid = divide_real(1.0f, 1.0f + exp_real(-in[0]));
+        const float decay = exp_real(-in[0]);
+        const float sigmoid = divide_real(1.0f, 1.0f + decay);
         const float silu = in[0] * sigmoid;
-        out[0] = in[2] * in[1] * (sigmoid + silu * (1.0f - sigmoid));
+        // 1 − σ loses its digits where σ is near 1, and the product is not a number where the decay overflows.
+        const float rest = in[0] < 0.0f ? 1.0f - sigmoid : decay * sigmoid;
+        out[0] = in[2] * in[1] * (sigmoid + silu * rest);
         out[1] = in[2] * silu;
     });
 }

@@ -11,8 +11,6 @@ use crate::{error::Result, tensor::DType};
 
 /// The most packs of a row that a thread keeps, before more threads share the row.
 const MOST_PACKS: usize = 8;
-/// Packs that a thread keeps where rows are short: a row takes as many threads as have something to read at once.
-const FEW_PACKS: usize = 1;
 
 /// How threads share a row; see the kernels.
 struct Teams {
@@ -25,9 +23,9 @@ impl Teams {
     fn new(real: DType, columns: usize, accesses: &[Arg]) -> Self {
         let is_wide = all_aligned(accesses) && columns.is_multiple_of(width(real));
         let packs = columns.div_ceil(if is_wide { width(real) } else { 1 }).max(1);
-        // Up to a warp, as few packs as can be; then as many as registers hold; then whole blocks.
+        // Up to a warp, a pack per thread; then as many packs as registers hold; then whole blocks.
         let team = match packs {
-            _ if packs <= 32 * FEW_PACKS => packs.next_power_of_two(),
+            _ if packs <= 32 => packs.next_power_of_two(),
             _ if packs <= 32 * MOST_PACKS => 32,
             _ => packs.div_ceil(MOST_PACKS).next_power_of_two().min(1024),
         };
