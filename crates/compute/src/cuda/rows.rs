@@ -167,9 +167,13 @@ fn count(elements: usize) -> Arg {
     Arg::U64(elements as u64)
 }
 
-/// Blocks of [`THREADS`] for a loop over the work: enough for all of it, and no more than the card runs at a time and again
-/// as many, so that the end of the work is spread evenly.
+/// The most blocks of a loop over the work. A multiprocessor runs four to eight at a time, so what the last of them leave idle
+/// is a small part of the whole.
+fn most_blocks(builder: &Builder<'_>) -> usize {
+    64 * builder.multiprocessors().max(1)
+}
+
+/// Blocks of [`THREADS`] for a loop over the work.
 fn looping(builder: &Builder<'_>, threads_wanted: usize) -> Grid {
-    let most = 16 * builder.multiprocessors().max(1);
-    Grid::new(threads_wanted.div_ceil(THREADS).clamp(1, most), THREADS as u32)
+    Grid::new(threads_wanted.div_ceil(THREADS).clamp(1, most_blocks(builder)), THREADS as u32)
 }

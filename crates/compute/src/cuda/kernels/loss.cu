@@ -12,23 +12,33 @@
 constexpr u32 IGNORED = 0xffffffffu;
 constexpr u32 MOST_THREADS = 512;
 
-// e^(x − base). Halves do not need more than the fast exponential gives; an f32 logit does.
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// 2ˣ with an error in the last two bits.
+__device__ __forceinline__ float power_of_two(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// e^(x − top) for sums that end in an f32: exact near the top, where the terms count.
+__device__ __forceinline__ float term(float x, float top) {
+#if REAL == 0
+    return expf(x - top);
+#else
+    return power_of_two((x - top) * LOG2_E);
+#endif
+}
+
+// e^(x − base) as exactly as the stored type can show: halves take one multiplication.
 struct Exponent {
     float base;
-    __device__ __forceinline__ explicit Exponent(float at) {
-#if REAL == 0
-        base = at;
-#else
-        base = -1.4426950408889634f * at;
-#endif
-    }
+    __device__ __forceinline__ explicit Exponent(float at) : base(REAL == 0 ? at : -LOG2_E * at) {}
     __device__ __forceinline__ float operator()(float x) const {
 #if REAL == 0
         return expf(x - base);
 #else
-        float power;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fmaf(x, 1.4426950408889634f, base)));
-        return power;
+        return power_of_two(fmaf(x, LOG2_E, base));
 #endif
     }
 };
@@ -48,6 +58,18 @@ struct Row {
     __device__ __forceinline__ u32 column(u32 pack) const { return before + pack * WIDTH; }
 };
 
+// A row's greatest logit, the logarithm of its exponentials' sum relative to that, and its mean if it is wanted.
+struct Total {
+    float top, log_sum, mean;
+    __device__ __forceinline__ float log_sum_exp() const { return top + log_sum; }
+    __device__ __forceinline__ float loss(float logit, float weight, float smoothing, float z_loss) const {
+        // In this order nothing cancels that the log-sum-exp has lost to rounding.
+        const float plain = (top - logit) + log_sum, spread = (top - mean) + log_sum;
+        const float squared = log_sum_exp() * log_sum_exp();
+        return weight * ((1.0f - smoothing) * plain + smoothing * spread + z_loss * squared);
+    }
+};
+
 // What a pass over logits gathers.
 struct Gathered {
     float most, exponentials, sum;
@@ -57,35 +79,31 @@ struct Gathered {
 #pragma unroll
         for (int e = 1; e < N; e++) greatest = fmaxf(greatest, x[e]);
         if (greatest > most) {
-            exponentials *= Exponent(greatest)(most);
+            exponentials *= term(most, greatest);
             most = greatest;
         }
         // While all logits so far are −∞ their exponentials are 0, whatever they are taken against.
-        const Exponent exponent(most == minus_infinity() ? 0.0f : most);
+        const float top = most == minus_infinity() ? 0.0f : most;
 #pragma unroll
-        for (int e = 0; e < N; e++) exponentials += exponent(x[e]);
+        for (int e = 0; e < N; e++) exponentials += term(x[e], top);
         if (wants_sum) {
 #pragma unroll
             for (int e = 0; e < N; e++) sum += x[e];
         }
     }
 
-    // The log-sum-exp of the whole row, and the mean logit if it is wanted, in every thread.
-    __device__ __forceinline__ void finish(u32 columns, bool wants_sum, float& log_sum_exp, float& mean) {
+    // What the loss needs of the whole row, in every thread.
+    __device__ __forceinline__ Total finish(u32 columns, bool wants_sum) const {
         __shared__ float warps[32];
-        const float top = block_max(most, warps);
+        Total total;
+        total.top = block_max(most, warps);
         // A thread without a logit above −∞ has no sum to scale, unless what it met is not a number.
-        const float own = most == minus_infinity() ? exponentials : exponentials * Exponent(top)(most);
-        log_sum_exp = top + logf(block_sum(own, warps));
-        mean = wants_sum ? block_sum(sum, warps) / (float)columns : 0.0f;
+        const float own = most == minus_infinity() ? exponentials : exponentials * term(most, total.top);
+        total.log_sum = logf(block_sum(own, warps));
+        total.mean = wants_sum ? block_sum(sum, warps) / (float)columns : 0.0f;
+        return total;
     }
 };
-
-__device__ __forceinline__ float weighted_loss(float log_sum_exp, float logit, float mean, float weight,
-                                               float smoothing, float z_loss) {
-    return weight * ((1.0f - smoothing) * (log_sum_exp - logit) + smoothing * (log_sum_exp - mean) +
-                     z_loss * log_sum_exp * log_sum_exp);
-}
 
 // d logit = scale·(pull·probability − wanted), where the target is wanted with 1 − s and everything with s/V.
 struct Gradient {
@@ -140,16 +158,12 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
         const float x[1] = {to_float(from[row.edge])};
         gathered.add(x, wants_sum);
     }
-    float log_sum_exp, mean;
-    gathered.finish(columns, wants_sum, log_sum_exp, mean);
+    const Total total = gathered.finish(columns, wants_sum);
     const u32 target = targets[index];
     const bool is_counted = counts(target, columns, fault);
     if (threadIdx.x == 0) {
-        log_sum_exps[index] = log_sum_exp;
-        losses[index] =
-            is_counted
-                ? weighted_loss(log_sum_exp, to_float(from[target]), mean, weights[index], smoothing, z_loss)
-                : 0.0f;
+        log_sum_exps[index] = total.log_sum_exp();
+        losses[index] = is_counted ? total.loss(to_float(from[target]), weights[index], smoothing, z_loss) : 0.0f;
     }
 }
 
@@ -257,12 +271,11 @@ __device__ __forceinline__ void head_rows(real* logits, const u32* __restrict__ 
         edge[0] = to_float(from[row.edge]);
         gathered.add(edge, wants_sum);
     }
-    float log_sum_exp, mean;
-    gathered.finish(columns, wants_sum, log_sum_exp, mean);
+    const Total total = gathered.finish(columns, wants_sum);
     const float weight = weights[index];
-    if (threadIdx.x == 0) losses[index] = weighted_loss(log_sum_exp, logit, mean, weight, smoothing, z_loss);
+    if (threadIdx.x == 0) losses[index] = total.loss(logit, weight, smoothing, z_loss);
     if (!d_losses) return;
-    const Gradient gradient(weight * d_losses[index], log_sum_exp, columns, smoothing, z_loss);
+    const Gradient gradient(weight * d_losses[index], total.log_sum_exp(), columns, smoothing, z_loss);
 #pragma unroll 2
     for (u32 pack = threadIdx.x; pack < row.packs; pack += blockDim.x) {
         const u32 column = row.column(pack);

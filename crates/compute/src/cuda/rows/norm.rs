@@ -5,7 +5,7 @@ use super::{
         call::{Arg, Builder, Grid},
         modules::Source,
     },
-    Launch, THREADS, all_aligned, count, width,
+    Launch, THREADS, all_aligned, count, most_blocks, width,
 };
 use crate::{error::Result, tensor::DType};
 
@@ -43,9 +43,7 @@ impl Teams {
         let defines = [("TEAM", self.team), ("PACKS", self.packs), ("WIDE", usize::from(self.is_wide))];
         let (threads, rows_at_once) =
             if self.team <= 32 { (THREADS, THREADS / self.team) } else { (self.team, 1) };
-        // As many blocks as the card can hold at a time.
-        let most = builder.multiprocessors() * (2048 / threads);
-        let blocks = rows.div_ceil(rows_at_once).clamp(1, most.max(1));
+        let blocks = rows.div_ceil(rows_at_once).clamp(1, most_blocks(builder));
         builder.kernel(Source::Norm, name, real, &defines, Grid::new(blocks, threads as u32), arguments)
     }
 }

@@ -5,7 +5,7 @@ use super::{
         call::{Arg, Builder, Grid},
         modules::Source,
     },
-    Launch, THREADS, all_aligned, count, flag, looping, width,
+    Launch, THREADS, all_aligned, count, flag, looping, most_blocks, width,
 };
 use crate::{error::Result, philox::drop_threshold};
 
@@ -47,8 +47,8 @@ pub(super) fn dropout(
     let is_wide = all_aligned(&[x, y]) && per_sample.is_multiple_of(width(real));
     let threads = per_sample.div_ceil(if is_wide { width(real) } else { 1 });
     let along_samples = samples.clamp(1, 65_535);
-    let most = (16 * builder.multiprocessors()).div_ceil(along_samples);
-    let along_elements = threads.div_ceil(THREADS).clamp(1, most.max(1));
+    let most = most_blocks(builder).div_ceil(along_samples);
+    let along_elements = threads.div_ceil(THREADS).clamp(1, most);
     let grid = Grid {
         blocks: [along_elements as u32, along_samples as u32, 1],
         threads: THREADS as u32,

@@ -5,7 +5,7 @@ use super::{
         call::{Arg, Builder, Grid},
         modules::Source,
     },
-    Launch, THREADS, all_aligned, count, flag,
+    Launch, THREADS, all_aligned, count, flag, most_blocks,
 };
 use crate::{
     error::Result,
@@ -45,7 +45,7 @@ impl Ranges {
     }
 
     fn grid(&self, builder: &Builder<'_>) -> Grid {
-        Grid::new(self.tiles.clamp(1, 16 * builder.multiprocessors().max(1)), THREADS as u32)
+        Grid::new(self.tiles.clamp(1, most_blocks(builder)), THREADS as u32)
     }
 }
 
