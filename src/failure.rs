@@ -247,11 +247,11 @@ impl From<ironmill_compute::Error> for Failure {
         use ironmill_compute::Error;
         let code = match error {
             Error::OutOfMemory { .. } => Code::OutOfMemory,
-            Error::Unsupported { .. } => Code::NoDevice,
+            Error::Unsupported { .. } | Error::LibraryMissing { .. } | Error::Cuda { .. } => Code::NoDevice,
             Error::IndexOutOfRange { .. } => Code::BadData,
             Error::Shape { .. } => Code::BadConfig,
             Error::Threads(_) => Code::Failed,
-            Error::Binding { .. } => Code::OurBug,
+            Error::Binding { .. } | Error::KernelCompile { .. } => Code::OurBug,
         };
         Failure::new(code, error.to_string())
     }

@@ -1,5 +1,6 @@
 //! Measurements against the machine's own limits, taken in the same run.
 
+mod card;
 mod clock;
 mod limits;
 pub mod ops;

@@ -31,6 +31,11 @@ impl Precision {
         Passes { precision, ..Passes::ALL }
     }
 
+    /// The type that a card keeps activations and weights in.
+    pub fn stored(self) -> DType {
+        self.products()
+    }
+
     /// The type that factors of products are rounded to.
     fn products(self) -> DType {
         match self {

@@ -6,6 +6,8 @@ mod measure;
 use super::{Context, target};
 use crate::failure::Result;
 use crate::show::numbers::bytes;
+use crate::stages::cuda;
+use ironmill_compute::cuda::{CardReport, LibraryReport};
 use ironmill_compute::{Cpu, Device};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -40,7 +42,7 @@ struct Findings {
     read_bytes_per_s: f64,
     cache: Option<std::path::PathBuf>,
     free_disk_bytes: Option<u64>,
-    cuda: Vec<(&'static str, std::path::PathBuf)>,
+    cuda: cuda::Found,
 }
 
 impl Findings {
@@ -57,10 +59,15 @@ impl Findings {
             flops_per_s: measure::products(&mut cpu as &mut dyn Device)?,
             read_bytes_per_s: measure::reading(threads, memory.available.unwrap_or_default())?,
             memory,
-            cache: machine::cache_folder(),
+            cache: cuda::cache_folder(),
             free_disk_bytes: machine::free_disk_bytes(Path::new(".")),
-            cuda: machine::cuda_libraries(),
+            cuda: cuda::find(),
         })
+    }
+
+    /// The devices that a run can use, the one that `auto` means first.
+    fn devices(&self) -> Vec<&'static str> {
+        if self.cuda.is_usable() { vec!["cuda", "cpu"] } else { vec!["cpu"] }
     }
 
     fn to_text(&self) -> String {
@@ -73,14 +80,6 @@ impl Findings {
             Some(path) if path.is_dir() => path.display().to_string(),
             Some(path) => format!("{} (not there yet)", path.display()),
             None => "unknown: set XDG_CACHE_HOME or HOME".into(),
-        };
-        let cuda = match self.cuda.is_empty() {
-            true => "no libraries found; not used in this version".to_string(),
-            false => {
-                let paths: Vec<String> =
-                    self.cuda.iter().map(|(_, path)| path.display().to_string()).collect();
-                format!("{} found; not used in this version", paths.join(", "))
-            }
         };
         let rows = [
             ("ironmill", format!("{}, {}", env!("CARGO_PKG_VERSION"), target())),
@@ -97,8 +96,7 @@ impl Findings {
             ("memory", format!("{}, {} available", size(self.memory.total), size(self.memory.available))),
             ("disk", format!("{} free in this folder", size(self.free_disk_bytes))),
             ("cache", cache),
-            ("devices", "cpu; reference, textbook loops for checking".into()),
-            ("CUDA", cuda),
+            ("devices", format!("{}; reference, textbook loops for checking", self.devices().join(", "))),
             (
                 "measured",
                 format!(
@@ -110,6 +108,17 @@ impl Findings {
             ),
         ];
         let mut text: String = rows.iter().map(|(name, row)| format!("{name:10} {row}\n")).collect();
+        for library in &self.cuda.libraries {
+            let row = match &library.found {
+                Ok(found) => found,
+                Err(problem) if library.needed.is_required() => problem,
+                Err(_) => "not found; not needed",
+            };
+            text += &format!("{:10} {row}\n", library.needed.name());
+        }
+        for card in &self.cuda.cards {
+            text += &format!("card       {}\n", card_text(card));
+        }
         if cfg!(debug_assertions) {
             text += "advice     this is a debug build: build with --release for full speed\n";
         }
@@ -117,8 +126,8 @@ impl Findings {
     }
 
     fn to_json(&self) -> Value {
-        let cuda: Vec<Value> =
-            self.cuda.iter().map(|(name, path)| json!({"library": name, "path": path})).collect();
+        let libraries: Vec<Value> = self.cuda.libraries.iter().map(library_json).collect();
+        let cards: Vec<Value> = self.cuda.cards.iter().map(card_json).collect();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
@@ -133,10 +142,40 @@ impl Findings {
             "available_memory_bytes": self.memory.available,
             "free_disk_bytes": self.free_disk_bytes,
             "cache": self.cache,
-            "devices": ["cpu", "reference"],
-            "cuda": {"libraries": cuda, "is_used": false},
+            "devices": self.devices(),
+            "cuda": {"libraries": libraries, "cards": cards, "is_used": self.cuda.is_usable()},
             "flops_per_s": self.flops_per_s,
             "read_bytes_per_s": self.read_bytes_per_s,
         })
+    }
+}
+
+fn card_text(card: &CardReport) -> String {
+    format!(
+        "{}, compute capability {}.{}, {} multiprocessors, {}, {} free",
+        card.name,
+        card.capability / 10,
+        card.capability % 10,
+        card.multiprocessors,
+        bytes(card.memory_bytes as u64),
+        bytes(card.free_bytes as u64)
+    )
+}
+
+fn card_json(card: &CardReport) -> Value {
+    json!({
+        "name": card.name,
+        "capability": card.capability,
+        "multiprocessors": card.multiprocessors,
+        "memory_bytes": card.memory_bytes,
+        "free_bytes": card.free_bytes,
+    })
+}
+
+fn library_json(library: &LibraryReport) -> Value {
+    let needed = library.needed;
+    match &library.found {
+        Ok(found) => json!({"library": needed.name(), "found": found}),
+        Err(_) => json!({"library": needed.name(), "found": null, "advice": needed.advice()}),
     }
 }

@@ -199,11 +199,7 @@ fn without_panic(work: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// The version, what it was built for, and what it can run on.
 fn long_version() -> String {
-    format!(
-        "{}\n{}\ndevices: cpu, reference; CUDA is not used in this version",
-        env!("CARGO_PKG_VERSION"),
-        target()
-    )
+    format!("{}\n{}\ndevices: cpu, cuda, reference", env!("CARGO_PKG_VERSION"), target())
 }
 
 /// What this program was built for: the platform, the instructions that every part of it may use, and how.

@@ -60,7 +60,7 @@ struct CommonArgs {
     /// Refuse a folder that already holds a run, instead of going on with it
     #[arg(long)]
     fresh: bool,
-    /// Where to train: auto, cpu or reference (train.device)
+    /// Where to train: auto, cpu, cuda, cuda:1 … or reference (train.device)
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
     /// Blocks and heads, each head 64 wide: one dial for the size (model.depth)

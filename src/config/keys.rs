@@ -34,6 +34,8 @@ pub enum Kind {
     Inputs,
     /// One of a few words.
     Choice(&'static [&'static str]),
+    /// Where to compute.
+    Device,
     /// A number of steps, or a time such as `"10m"`; 0 is never.
     Cadence,
 }
@@ -49,6 +51,7 @@ impl Kind {
             Kind::Texts => "a text in quotes, or a list of them".into(),
             Kind::Path => "a path in quotes".into(),
             Kind::Inputs => "a path in quotes, or a list of them".into(),
+            Kind::Device => "one of auto, cpu, cuda, cuda:1 …, reference".into(),
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
             Kind::Cadence => "a number of steps, or a time such as \"10m\"".into(),
         }
@@ -125,7 +128,7 @@ pub const KEYS: &[Key] = &[
     key("train", "sample_every", Kind::Cadence),
     key("train", "checkpoint_every", Kind::Cadence),
     key("train", "keep_last", Kind::Count),
-    with_later(key("train", "device", Kind::Choice(&["auto", "cpu", "reference"])), &["cuda"]),
+    key("train", "device", Kind::Device),
     key("sample", "prompts", Kind::Texts),
     key("sample", "max_tokens", Kind::Count),
     key("sample", "temperature", Kind::Number),

@@ -1,6 +1,7 @@
 //! Values as they are typed, read by what their key takes.
 
 use super::keys::{Key, Kind, nearest_word};
+use crate::stages::cuda::ordinal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::de::DeValue;
@@ -86,6 +87,10 @@ pub fn from_text(key: &Key, text: &str, folder: &Path) -> Result<Value, String> 
                 .map(|word| format!("; did you mean \"{word}\"?"))
                 .unwrap_or_default();
             Err(wrong() + &meant)
+        }
+        Kind::Device => {
+            let is_known = ["auto", "cpu", "reference"].contains(&text) || ordinal(text).is_some();
+            if is_known { Ok(Value::Text(text.into())) } else { Err(wrong()) }
         }
         Kind::Cadence => parse_cadence(text).map(Value::Cadence).ok_or_else(wrong),
     }

@@ -1,5 +1,6 @@
 //! The memory of this machine: the one place that asks for it.
 
+use super::cuda;
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers;
 
@@ -23,16 +24,28 @@ pub fn memory() -> Memory {
     memory_of(&read("/proc/meminfo").unwrap_or_default(), limit)
 }
 
-/// How much memory a run on the CPU may take, if the machine says.
-pub fn memory_for_a_run() -> Option<u64> {
-    memory().available.map(|free| (free as f64 * SHARE) as u64)
+/// The memory that a device's numbers lie in.
+fn memory_of_device(device: &str) -> Memory {
+    let Some(ordinal) = cuda::ordinal(device) else { return memory() };
+    let card = cuda::find().cards.into_iter().nth(ordinal);
+    Memory {
+        total: card.as_ref().map(|card| card.memory_bytes as u64),
+        available: card.map(|card| card.free_bytes as u64),
+    }
+}
+
+/// How much memory a run on a device may take, if the machine says.
+pub fn memory_for_a_run(device: &str) -> Option<u64> {
+    // Nothing but the run uses a card's memory.
+    let share = if cuda::ordinal(device).is_some() { 0.97 } else { SHARE };
+    memory_of_device(device).available.map(|free| (free as f64 * share) as u64)
 }
 
 /// Refuses what can never fit. Without this the allocator would end the program in the middle of its work.
-pub fn check_fits(needed: u64) -> Result<()> {
-    let Some(total) = memory().total.filter(|total| needed > *total) else { return Ok(()) };
+pub fn check_fits(device: &str, needed: u64) -> Result<()> {
+    let Some(total) = memory_of_device(device).total.filter(|total| needed > *total) else { return Ok(()) };
     let message = format!(
-        "this run needs {} of memory and the machine has {}: make the model, model.context or train.micro_batch smaller",
+        "this run needs {} of memory and the device has {}: make the model, model.context or train.micro_batch smaller",
         numbers::bytes(needed),
         numbers::bytes(total)
     );
@@ -72,15 +85,15 @@ mod tests {
 
     #[test]
     fn only_what_can_never_fit_is_refused() {
-        assert!(check_fits(1 << 10).is_ok());
+        assert!(check_fits("cpu", 1 << 10).is_ok());
         if memory().total.is_some() {
-            assert_eq!(check_fits(u64::MAX).unwrap_err().code(), Code::OutOfMemory);
+            assert_eq!(check_fits("cpu", u64::MAX).unwrap_err().code(), Code::OutOfMemory);
         }
     }
 
     #[test]
     fn a_machine_that_says_nothing_sets_no_limit() {
         let is_told = std::path::Path::new("/proc/meminfo").exists();
-        assert_eq!(memory_for_a_run().is_some(), is_told);
+        assert_eq!(memory_for_a_run("cpu").is_some(), is_told);
     }
 }

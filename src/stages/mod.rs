@@ -1,6 +1,7 @@
 //! The stages of the pipeline, as the commands and the whole run use them.
 
 pub mod corpus;
+pub mod cuda;
 pub mod data;
 pub mod machine;
 pub mod metrics;

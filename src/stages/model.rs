@@ -1,12 +1,14 @@
 //! From a configuration or a folder to a model on a device.
 
+use super::cuda;
 use super::plan::Samples;
 use super::run_folder::RunFolder;
 use crate::config::{Config, Length, MASK};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
-use ironmill_compute::{Cpu, DType, Device, LossShape, Reference};
+use ironmill_compute::kernel::{CARD_LOGITS, PROCESSOR_LOGITS};
+use ironmill_compute::{Cpu, Cuda, DType, Device, LossShape, Reference};
 use ironmill_graph::{Passes, Precision};
 use ironmill_model::{
     Architecture, Betas, Decay, Engine, Model, Objective, OptimizerOptions, Schedule, TrainOptions,
@@ -75,13 +77,30 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
         grad_clip: train.grad_clip as f32,
         loss: LossShape { label_smoothing: train.label_smoothing as f32, z_loss: train.z_loss as f32 },
         recompute: train.recompute == "blocks",
-        passes: Passes { precision: precision(&train.precision), ..Passes::ALL },
+        working: working(&train.precision, &train.device),
+        passes: Passes {
+            precision: precision(&train.precision, &train.device),
+            head_elements: if cuda::ordinal(&train.device).is_some() {
+                CARD_LOGITS
+            } else {
+                PROCESSOR_LOGITS
+            },
+            ..Passes::ALL
+        },
     }
 }
 
-/// How products are computed under a resolved precision.
-fn precision(name: &str) -> Precision {
-    if name == "bf16" { Precision::Products(DType::BF16) } else { Precision::F32 }
+/// The type that activations are kept in: a card keeps them in 16 bits, a processor in 32.
+fn working(precision: &str, device: &str) -> Option<DType> {
+    (precision == "bf16" && cuda::ordinal(device).is_some()).then_some(DType::BF16)
+}
+
+/// How products are computed where activations are kept in f32.
+fn precision(name: &str, device: &str) -> Precision {
+    match name {
+        "bf16" if working(name, device).is_none() => Precision::Products(DType::BF16),
+        _ => Precision::F32,
+    }
 }
 
 /// How many steps a configuration asks for, given the samples of one epoch.
@@ -93,10 +112,30 @@ pub fn steps(config: &Config, samples_per_epoch: u64) -> u64 {
     }
 }
 
-/// The device of that name.
-pub fn device(name: &str, threads: usize) -> Result<Box<dyn Device>> {
-    check_device(name)?;
-    Ok(if name == "reference" { Box::new(Reference::rounded()) } else { Box::new(Cpu::new(threads)?) })
+/// The device of that name. A card keeps the algorithms that it chooses in `choices`.
+pub fn device(name: &str, threads: usize, choices: Option<PathBuf>) -> Result<Box<dyn Device>> {
+    let name = settle_device(name);
+    if let Some(ordinal) = cuda::ordinal(&name) {
+        return Ok(Box::new(Cuda::new(&cuda::options(ordinal, choices))?));
+    }
+    match name.as_str() {
+        "cpu" => Ok(Box::new(Cpu::new(threads)?)),
+        "reference" => Ok(Box::new(Reference::rounded())),
+        _ => {
+            let message =
+                format!("there is no device \"{name}\": use auto, cpu, cuda, cuda:1 … or reference");
+            Err(Failure::new(Code::Usage, message))
+        }
+    }
+}
+
+/// What "auto" comes to on this machine: a card that can be used, else the processor.
+pub fn settle_device(name: &str) -> String {
+    match name {
+        "auto" if cuda::find().is_usable() => "cuda".into(),
+        "auto" => "cpu".into(),
+        name => name.into(),
+    }
 }
 
 /// Refuses a device that is not there, before any work is done for it.
@@ -104,8 +143,7 @@ pub fn check_device(name: &str) -> Result<()> {
     if ["auto", "cpu", "reference"].contains(&name) {
         return Ok(());
     }
-    let message = format!("there is no device \"{name}\" in this version: use auto, cpu or reference");
-    Err(Failure::new(Code::NoDevice, message))
+    device(name, 1, None).map(|_| ())
 }
 
 /// A trained model, found by the folder that a person names.
@@ -148,7 +186,7 @@ impl Found {
     /// The model on a device.
     pub fn engine(&self, device_name: &str, threads: usize) -> Result<Engine> {
         let (model, values) = checkpoint::load_model(&self.weights)?;
-        Ok(Engine::new(device(device_name, threads)?, model, &values)?)
+        Ok(Engine::new(device(device_name, threads, None)?, model, &values)?)
     }
 
     /// Refuses a tokenizer whose ids the model does not have. A model may have more, as padded vocabularies do.

@@ -65,7 +65,8 @@ impl Plan {
         let model = model::build(config, vocab_size)?;
         let mut options = model::train_options(config, objective, samples, steps);
         let plain = Trainer::plan(&model, &options)?;
-        let recompute = decide(&config.train.recompute, plain.total_bytes() as u64, memory_for_a_run());
+        let limit = memory_for_a_run(&config.train.device);
+        let recompute = decide(&config.train.recompute, plain.total_bytes() as u64, limit);
         options.recompute = recompute.on;
         let memory = if recompute.on { Trainer::plan(&model, &options)? } else { plain };
         Ok(Plan { model, options, memory, recompute })

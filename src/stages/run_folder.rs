@@ -95,6 +95,11 @@ impl RunFolder {
         self.path.join("data")
     }
 
+    /// The algorithms that a card chose, for a resumed run to use again.
+    pub fn kernel_choices(&self) -> PathBuf {
+        self.path.join("kernels.txt")
+    }
+
     /// The measurements of every step.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")

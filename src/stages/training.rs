@@ -96,12 +96,12 @@ impl<'a> Session<'a> {
         let vocab_size = corpus.tokenizer.vocab_size() as u64;
         let plan = Plan::new(config, vocab_size, objective, Samples::of(&loader), steps)?;
         describe(&plan, config, &loader, steps, context);
-        check_fits(plan.memory.total_bytes() as u64)?;
+        check_fits(&config.train.device, plan.memory.total_bytes() as u64)?;
         let mut config = config.clone();
         config.train.recompute = plan.recompute_name().into();
         run.store(&config)?;
         let values = initial_values(&plan.model, &config, init_from)?;
-        let device = model::device(&config.train.device, context.threads)?;
+        let device = model::device(&config.train.device, context.threads, Some(run.kernel_choices()))?;
         let mut trainer = Trainer::new(device, plan.model, plan.options, &values)?;
         context.show.detail(&format!("device: {}", trainer.engine().describe_device()));
 

@@ -51,6 +51,38 @@ pub enum Error {
         /// What was asked for.
         bytes: usize,
     },
+    /// A library of a device's vendor is not there, or is not what it should be.
+    #[error("{library}: {detail}; {advice}")]
+    LibraryMissing {
+        /// The library's name.
+        library: &'static str,
+        /// What was found.
+        detail: String,
+        /// What gets it.
+        advice: &'static str,
+    },
+    /// A call into a device's driver or library failed.
+    #[error("cuda: {call}: {detail}; {advice}")]
+    Cuda {
+        /// The function.
+        call: &'static str,
+        /// What it says, and for which kernel.
+        detail: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A kernel did not compile.
+    #[error("cuda: {call} on {file}: status {status}\n{log}\nthis is a bug in Ironmill, please report it")]
+    KernelCompile {
+        /// The kernel's file.
+        file: String,
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        status: i32,
+        /// What the compiler says.
+        log: String,
+    },
     /// A worker thread could not be started.
     #[error("cannot start a worker thread: {0}; lower --threads or the machine's process count")]
     Threads(std::io::Error),

@@ -349,11 +349,16 @@ impl Expansion {
     }
 }
 
-/// Rows of logits a fused head keeps at a time. Every chunk packs the whole weight anew, so more rows are faster; the limit is
-/// 64 MiB of logits, or 96 rows where even those take more. Chunks are as equal as can be.
-pub fn head_chunk_rows(x: Shape, vocabulary: usize) -> usize {
-    const CHUNK_ELEMENTS: usize = 1 << 24;
-    let most = (CHUNK_ELEMENTS / vocabulary.max(1)).clamp(96, 512);
+/// Elements of logits that a fused head keeps at a time on a processor: every chunk packs the whole weight anew, so more are
+/// faster, but past 64 MiB not by much.
+pub const PROCESSOR_LOGITS: usize = 1 << 24;
+/// The same on a card, which has memory to spare and needs large products to be busy.
+pub const CARD_LOGITS: usize = 1 << 29;
+
+/// Rows of logits a fused head keeps at a time, so that their elements are at most so many, or 96 rows where even those are
+/// more. Chunks are as equal as can be.
+pub fn head_chunk_rows(x: Shape, vocabulary: usize, elements: usize) -> usize {
+    let most = (elements / vocabulary.max(1)).clamp(96, (elements >> 15).max(96));
     let rows = x.rows().max(1);
     rows.div_ceil(rows.div_ceil(most)).next_multiple_of(8).min(rows)
 }

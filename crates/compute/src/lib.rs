@@ -2,8 +2,9 @@
 //!
 //! This crate is the only one that knows devices. It has three layers: [`op`] says which mathematical operations there
 //! are and how their shapes follow from each other; [`kernel`] says what a backend runs, which is an op or a fused group;
-//! [`device`] says what a backend promises. Two backends keep the promise: [`mod@reference`], textbook loops in double
-//! precision, which is the meaning of every kernel and the oracle of all tests; and [`cpu`], blocked and threaded.
+//! [`device`] says what a backend promises. Three backends keep the promise: [`mod@reference`], textbook loops in double
+//! precision, which is the meaning of every kernel and the oracle of all tests; [`cpu`], blocked and threaded; and [`cuda`],
+//! for NVIDIA cards that are found at run time.
 //!
 //! ```
 //! use ironmill_compute::{DType, Device, HostData, Kernel, Launch, Op, Reference, TensorType, View};
@@ -28,7 +29,9 @@
 //! # Ok::<(), ironmill_compute::Error>(())
 //! ```
 
+mod check;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 mod error;
 pub mod kernel;
@@ -38,6 +41,7 @@ pub mod reference;
 mod tensor;
 
 pub use cpu::Cpu;
+pub use cuda::{Cuda, CudaOptions};
 pub use device::{BufferId, Device, HostData, Launch, SequenceId, View};
 pub use error::{Error, Result};
 pub use kernel::{Adam, Expansion, HeadLoss, Kernel, Operand, Sgd, UpdateRange};

@@ -2,29 +2,11 @@
 
 mod cases;
 
-use cases::{Case, Data, PRODUCTS, all, indices, largest, random, reals, run};
+use cases::{Case, Data, PRODUCTS, all, compare, indices, largest, random, reals, run};
 use ironmill_compute::{
     Cpu, DType, Device, Error, IGNORED, Kernel, LossShape, Op, Reference, Result, TensorType,
     cpu::InstructionSet,
 };
-
-/// Where and by how much an output is further from the oracle than allowed.
-fn compare(case: &Case, actual: &[Vec<f64>], expected: &[Vec<f64>]) -> std::result::Result<(), String> {
-    for (output, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-        let bound = case.bound(output, expected);
-        for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-            let error = (a - e).abs();
-            // NaN on either side fails too.
-            if error > bound || error.is_nan() {
-                return Err(format!(
-                    "output {output} element {index} is {a}, not {e}: error {error:.2e}, bound {bound:.2e}, in {}",
-                    case.name()
-                ));
-            }
-        }
-    }
-    Ok(())
-}
 
 fn cpu(threads: usize, set: InstructionSet) -> Option<Cpu> {
     Cpu::with_instruction_set(threads, set).map(Result::unwrap)

@@ -11,9 +11,9 @@ use ironmill_compute::{DType, HeadLoss, Kernel, LossShape, Op, TensorType, kerne
 use crate::graph::{Graph, Kind, Node, Tensor};
 
 /// Fuses what can be fused and drops values that nobody reads.
-pub(crate) fn apply(graph: &mut Graph) {
+pub(crate) fn apply(graph: &mut Graph, head_elements: usize) {
     fuse_state_writes(graph);
-    while fuse_one_head(graph) {}
+    while fuse_one_head(graph, head_elements) {}
     while fuse_one_add_and_norm(graph) {}
     while pairs::fuse_one_norm_gradient_and_add(graph) {}
     while pairs::fuse_one_product_and_gelu(graph) {}
@@ -73,11 +73,11 @@ fn fuse_state_writes(graph: &mut Graph) {
 }
 
 /// The head's product, the loss and their gradients run over a few rows at a time, if nothing else reads the logits.
-fn fuse_one_head(graph: &mut Graph) -> bool {
+fn fuse_one_head(graph: &mut Graph, head_elements: usize) -> bool {
     let readers = graph.readers();
     for linear in 0..graph.nodes.len() {
         if let Some(head) = match_head(graph, &readers, linear) {
-            replace_head(graph, head);
+            replace_head(graph, head, head_elements);
             return true;
         }
     }
@@ -147,7 +147,7 @@ fn match_head(graph: &Graph, readers: &[Vec<usize>], linear: usize) -> Option<He
     Some(head)
 }
 
-fn replace_head(graph: &mut Graph, head: Head) {
+fn replace_head(graph: &mut Graph, head: Head, head_elements: usize) {
     let [x, w] = graph.nodes[head.linear].inputs[..] else {
         return;
     };
@@ -156,8 +156,8 @@ fn replace_head(graph: &mut Graph, head: Head) {
     };
     let losses = graph.nodes[head.loss].outputs[0];
     let vocabulary = graph.shape(w).rows();
-    let chunk_rows = head_chunk_rows(graph.shape(x), vocabulary);
-    let workspace = graph.value(TensorType::new(&[chunk_rows, vocabulary], DType::F32));
+    let chunk_rows = head_chunk_rows(graph.shape(x), vocabulary, head_elements);
+    let workspace = graph.value(TensorType::new(&[chunk_rows, vocabulary], graph.info(x).of.dtype));
     let mut inputs = vec![x, w, targets, weights];
     let mut outputs = vec![losses, workspace];
     let mut d_weight = None;

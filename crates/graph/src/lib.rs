@@ -77,7 +77,7 @@ pub use error::{Error, Result};
 pub use graph::{Graph, Kind, Node, StateId, Tensor, TensorInfo};
 pub use parameters::{Layout, Parameter, StateSpec, States};
 pub use plan::Plan;
-pub use precision::{Precision, refresh_program};
+pub use precision::{Precision, push_refresh, refresh_program};
 pub use runtime::{Passes, ProgramId, Runtime, dry_run};
 pub use stage::Stage;
 pub use update::{Optimiser, OptimiserState, Update, update_program};

@@ -52,6 +52,11 @@ pub(crate) fn apply(graph: &mut Graph, precision: Precision) -> Result<()> {
         let Kernel::Op(op) = graph.nodes[index].kernel.clone() else {
             continue;
         };
+        let mut op = op;
+        // Operands that an op computes on its way to a product, such as probabilities, are rounded as stored ones are.
+        if let Some(products) = op.products_mut() {
+            *products = dtype;
+        }
         let mut inputs = graph.nodes[index].inputs.clone();
         for input in &mut inputs {
             *input = working(graph, *input, dtype, masters, copy);
@@ -66,6 +71,7 @@ pub(crate) fn apply(graph: &mut Graph, precision: Precision) -> Result<()> {
             }
         }
         graph.nodes[index].inputs = inputs;
+        graph.nodes[index].kernel = Kernel::Op(op);
     }
     Ok(())
 }
@@ -83,11 +89,16 @@ fn working(graph: &mut Graph, tensor: Tensor, dtype: DType, masters: StateId, co
 /// A program that refreshes the working copy from the masters.
 pub fn refresh_program(len: usize, dtype: DType, masters: StateId, copy: StateId) -> Graph {
     let mut graph = Graph::new();
+    push_refresh(&mut graph, len, dtype, masters, copy);
+    graph
+}
+
+/// Ends a program with the refreshing of the working copy from the masters.
+pub fn push_refresh(graph: &mut Graph, len: usize, dtype: DType, masters: StateId, copy: StateId) {
     graph.stage(Stage::Optimiser);
     let from = graph.state(masters, 0, TensorType::new(&[len], DType::F32));
     let to = graph.state(copy, 0, TensorType::new(&[len], dtype));
     graph.push(Kernel::Cast, vec![from], vec![to]);
-    graph
 }
 
 #[cfg(test)]

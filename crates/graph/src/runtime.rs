@@ -4,6 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use ironmill_compute::{
     BufferId, DType, Device, HostData, Kernel, Launch, SequenceId, Shape, TensorType, View,
+    kernel::PROCESSOR_LOGITS,
 };
 
 use crate::{
@@ -23,15 +24,18 @@ pub struct Passes {
     pub precision: Precision,
     /// Whether groups of kernels are fused.
     pub fuse: bool,
+    /// Elements of logits that a fused head keeps at a time.
+    pub head_elements: usize,
     /// Whether values that do not live at the same time share memory.
     pub share_memory: bool,
 }
 
 impl Passes {
     /// All passes, in f32.
-    pub const ALL: Passes = Passes { precision: Precision::F32, fuse: true, share_memory: true };
+    pub const ALL: Passes =
+        Passes { precision: Precision::F32, fuse: true, head_elements: PROCESSOR_LOGITS, share_memory: true };
     /// The program as it was written: the oracle of the passes.
-    pub const NONE: Passes = Passes { precision: Precision::F32, fuse: false, share_memory: false };
+    pub const NONE: Passes = Passes { fuse: false, share_memory: false, ..Passes::ALL };
 }
 
 /// Runs the passes over a program and plans its memory, without a device: what `--dry-run` prints.
@@ -260,7 +264,7 @@ impl Runtime {
 fn run_passes(graph: &mut Graph, passes: &Passes) -> Result<()> {
     precision::apply(graph, passes.precision)?;
     if passes.fuse {
-        fuse::apply(graph);
+        fuse::apply(graph, passes.head_elements);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use ironmill_compute::{DType, Device, HostData, IGNORED, LossShape};
 use ironmill_data::TokenStream;
-use ironmill_graph::{Graph, Passes, ProgramId, Runtime, States, Tensor};
+use ironmill_graph::{Graph, Passes, ProgramId, Runtime, States, Tensor, refresh_program};
 
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
@@ -16,6 +16,8 @@ pub struct Engine {
     pub(crate) model: Model,
     pub(crate) runtime: Runtime,
     pub(crate) buffers: Buffers,
+    /// Brings the working copy of the parameters up to date.
+    refresh: Option<ProgramId>,
     pub(crate) generator: Option<Generator>,
     evaluation: Option<EvaluationProgram>,
 }
@@ -54,26 +56,35 @@ impl Engine {
     /// A model on a device with these parameter values, in the flat layout.
     pub fn new(device: Box<dyn Device>, model: Model, values: &[f32]) -> Result<Self> {
         let mut states = States::default();
-        let buffers = Self::declare(&mut states, &model);
+        let buffers = Self::declare(&mut states, &model, None);
         let runtime = Runtime::new(device, &states)?;
         Self::with_runtime(runtime, model, buffers, values)
     }
 
     /// The buffers that a model's programs read.
-    pub(crate) fn declare(states: &mut States, model: &Model) -> Buffers {
+    pub(crate) fn declare(states: &mut States, model: &Model, working: Option<DType>) -> Buffers {
+        let len = model.layout().len();
         Buffers {
-            parameters: states.declare("parameters", DType::F32, model.layout().len()),
+            parameters: states.declare("parameters", DType::F32, len),
             constants: states.declare("constants", DType::F32, model.constants().len()),
+            working: working.map(|dtype| (dtype, states.declare("working copy", dtype, len))),
         }
     }
 
     pub(crate) fn with_runtime(
-        runtime: Runtime,
+        mut runtime: Runtime,
         model: Model,
         buffers: Buffers,
         values: &[f32],
     ) -> Result<Self> {
-        let mut engine = Engine { model, runtime, buffers, generator: None, evaluation: None };
+        let refresh = match buffers.working {
+            Some((dtype, copy)) => {
+                let program = refresh_program(model.layout().len(), dtype, buffers.parameters, copy);
+                Some(runtime.compile(program, &Passes::ALL)?)
+            }
+            None => None,
+        };
+        let mut engine = Engine { model, runtime, buffers, refresh, generator: None, evaluation: None };
         let constants = engine.model.constants();
         engine.runtime.write_state(buffers.constants, 0..constants.len(), HostData::F32(&constants))?;
         engine.set_parameters(values)?;
@@ -99,7 +110,11 @@ impl Engine {
 
     /// Replaces all parameters.
     pub fn set_parameters(&mut self, values: &[f32]) -> Result<()> {
-        Ok(self.runtime.write_state(self.buffers.parameters, 0..values.len(), HostData::F32(values))?)
+        self.runtime.write_state(self.buffers.parameters, 0..values.len(), HostData::F32(values))?;
+        if let Some(refresh) = self.refresh {
+            self.runtime.run(refresh)?;
+        }
+        Ok(())
     }
 
     /// The mean loss over a stream, read as consecutive windows of the model's context, at most `max_tokens` of it.
@@ -172,7 +187,7 @@ impl Engine {
         let losses = g.cross_entropy(logits, batch.targets, batch.weights, LossShape::default())?;
         let loss = g.sum(losses)?;
         g.keep(loss);
-        let program = self.runtime.compile(g, &Passes::ALL)?;
+        let program = self.runtime.compile(g, &self.buffers.passes(&Passes::ALL))?;
         batch.write_positions(&mut self.runtime, program)?;
         self.runtime.write(program, batch.weights, HostData::F32(&vec![1.0; rows * context]))?;
         let BatchInputs { ids, targets, .. } = batch;

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use super::case::{Case, Check, Cut, Fill, Group, Operand, Work, few};
 use crate::bench::Precision;
 use crate::bench::step::Sizes;
-use ironmill_compute::{Adam, DType, Kernel, Op, TensorType, UpdateRange, kernel::head_chunk_rows};
+use ironmill_compute::{
+    Adam, DType, Kernel, Op, TensorType, UpdateRange,
+    kernel::{PROCESSOR_LOGITS, head_chunk_rows},
+};
 
 const EPS: f32 = 1e-5;
 
@@ -90,7 +93,7 @@ fn attention(precision: Precision, of: &Sizes) -> Vec<Case> {
 fn head(precision: Precision, of: &Sizes) -> Case {
     let (n, c, v) = (of.batch * of.context, of.width, of.vocab);
     let x = Operand::reals(&[n, c]);
-    let chunk_rows = head_chunk_rows(x.of.shape, v);
+    let chunk_rows = head_chunk_rows(x.of.shape, v, PROCESSOR_LOGITS);
     let w = Operand::around(&[v, c], 0.0, 0.05);
     let list = Operand::around(&[n], 1.0, 0.5);
     let inputs = vec![x, w, Operand::below(&[n], v), list, list];

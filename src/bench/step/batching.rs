@@ -24,7 +24,7 @@ impl Batching {
     pub fn measure(sizes: Sizes, passes: Passes, settings: Settings) -> Result<Batching> {
         let subject = |batch: usize, micro_rows: usize| -> Result<Subject> {
             let device = cpu("cpu", settings.threads)?;
-            Subject::new(device, Sizes { batch, ..sizes }, micro_rows, passes)
+            Subject::new(Box::new(device), Sizes { batch, ..sizes }, micro_rows, passes, None)
         };
         let (mut large, mut small, mut micro) = (subject(LARGE, LARGE)?, subject(1, 1)?, subject(LARGE, 1)?);
         let rounds = if settings.quick { 2 } else { 6 };

@@ -5,15 +5,18 @@ mod sizes;
 
 pub use sizes::Sizes;
 
+use super::card::CardLimits;
 use super::clock::counted_name;
 use super::limits::Limits;
 use super::random::Random;
 use super::{Clock, Settings, Spread, Time, cpu};
-use crate::failure::Result;
+use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
+use crate::stages::cuda;
 use batching::Batching;
-use ironmill_compute::Cpu;
+use ironmill_compute::kernel::CARD_LOGITS;
+use ironmill_compute::{Cuda, DType, Device};
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::Passes;
 use ironmill_model::{Decay, Model, Schedule, StepProfile, TrainOptions, Trainer};
@@ -37,7 +40,7 @@ pub struct Plan {
 struct Measured {
     plan: Plan,
     settings: Settings,
-    limits: Limits,
+    machine: Machine,
     wall: Spread,
     processor: Spread,
     counted: Spread,
@@ -49,12 +52,49 @@ struct Measured {
     batching: Option<Batching>,
 }
 
+/// What a step is measured against.
+struct Machine {
+    line: String,
+    json: Value,
+    flops_per_s: f64,
+}
+
+impl Machine {
+    fn of_processor(limits: &Limits, settings: Settings) -> Machine {
+        Machine {
+            line: limits.line(),
+            json: limits.to_json(),
+            flops_per_s: settings.precision.flops_per_s(limits),
+        }
+    }
+
+    fn of_card(limits: &CardLimits) -> Machine {
+        Machine { line: limits.line(), json: limits.to_json(), flops_per_s: limits.flops_per_s }
+    }
+}
+
 /// Trains for a few seconds and shows how that went.
 pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<()> {
     let passes = settings.precision.passes();
-    let device = cpu(device, settings.threads)?;
-    let limits = Limits::measure(&device, settings.quick)?;
-    let mut subject = Subject::new(device, plan.sizes, plan.sizes.batch, passes)?;
+    let (machine, mut subject) = match cuda::ordinal(device) {
+        Some(ordinal) => {
+            if plan.batching {
+                let message = "--batching measures the processor: use --device cpu";
+                return Err(Failure::new(Code::Usage, message));
+            }
+            let mut card: Box<dyn Device> = Box::new(Cuda::new(&cuda::options(ordinal, None))?);
+            let limits = CardLimits::measure(&mut *card, settings.precision, settings.quick)?;
+            let working = Some(settings.precision.stored()).filter(|dtype| *dtype != DType::F32);
+            let passes = Passes { head_elements: CARD_LOGITS, ..Passes::ALL };
+            (Machine::of_card(&limits), Subject::new(card, plan.sizes, plan.sizes.batch, passes, working)?)
+        }
+        None => {
+            let device = cpu(device, settings.threads)?;
+            let limits = Limits::measure(&device, settings.quick)?;
+            let subject = Subject::new(Box::new(device), plan.sizes, plan.sizes.batch, passes, None)?;
+            (Machine::of_processor(&limits, settings), subject)
+        }
+    };
     let seconds = if settings.quick { 0.0 } else { 4.0 };
     let (least, most) = plan.steps.map_or((3, 200), |steps| (steps.max(1), steps.max(1)));
     let times = subject.times(seconds, least, most)?;
@@ -72,7 +112,7 @@ pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<
         batching: plan.batching.then(|| Batching::measure(plan.sizes, passes, settings)).transpose()?,
         plan,
         settings,
-        limits,
+        machine,
     };
     show.result(&measured.text(), &measured.to_json())
 }
@@ -84,13 +124,23 @@ struct Subject {
 }
 
 impl Subject {
-    fn new(device: Cpu, sizes: Sizes, micro_rows: usize, passes: Passes) -> Result<Self> {
+    fn new(
+        device: Box<dyn Device>,
+        sizes: Sizes,
+        micro_rows: usize,
+        passes: Passes,
+        working: Option<DType>,
+    ) -> Result<Self> {
         let model = Model::new(sizes.config())?;
         let values = model.initial_values(1);
         let schedule = Schedule { peak: 1e-4, floor: 1e-4, warmup: 0, steps: 1000, decay: Decay::Constant };
-        let options =
-            TrainOptions { micro_rows, passes, ..TrainOptions::new(sizes.batch, sizes.context, schedule) };
-        let trainer = Trainer::new(Box::new(device), model, options, &values)?;
+        let options = TrainOptions {
+            micro_rows,
+            passes,
+            working,
+            ..TrainOptions::new(sizes.batch, sizes.context, schedule)
+        };
+        let trainer = Trainer::new(device, model, options, &values)?;
         let mut random = Random::new(7);
         let length = 50 * (sizes.tokens() + 1);
         let tokens = (0..length).map(|_| random.below(sizes.vocab)).collect();
@@ -138,7 +188,7 @@ impl Measured {
     }
 
     fn share(&self, seconds: f64) -> f64 {
-        self.flops_per_s(seconds) / self.settings.precision.flops_per_s(&self.limits)
+        self.flops_per_s(seconds) / self.machine.flops_per_s
     }
 
     fn text(&self) -> String {
@@ -152,7 +202,7 @@ impl Measured {
              products    {} matrix products a step; {} parameters\n",
             self.plan.sizes.line(),
             self.settings.precision.name(),
-            self.limits.line(),
+            self.machine.line,
             1e3 * self.wall.median,
             1e3 * self.wall.best,
             1e3 * self.processor.median,
@@ -243,7 +293,7 @@ impl Measured {
             "stages": stages,
             "kernels": kernels,
             "batching": self.batching.as_ref().map(Batching::to_json),
-            "peak": self.limits.to_json(),
+            "peak": self.machine.json,
         })
     }
 }

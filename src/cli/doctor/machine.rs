@@ -1,7 +1,7 @@
 //! What the machine says about itself. Whatever cannot be found out is left open.
 
 pub use crate::stages::machine::{Memory, memory};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The system's name and the kernel's version.
 pub fn system() -> String {
@@ -69,48 +69,6 @@ pub fn free_disk_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 
-/// Where things that can be made again are kept.
-pub fn cache_folder() -> Option<PathBuf> {
-    let given = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")))?;
-    Some(base.join("ironmill"))
-}
-
-/// The libraries of CUDA that the loader would find, by name and path.
-pub fn cuda_libraries() -> Vec<(&'static str, PathBuf)> {
-    let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> =
-        std::env::split_paths(&listed).filter(|path| path.is_absolute()).collect();
-    folders.extend(
-        [
-            "/usr/lib/x86_64-linux-gnu",
-            "/usr/lib/aarch64-linux-gnu",
-            "/usr/lib64",
-            "/usr/lib",
-            "/usr/lib/wsl/lib",
-            "/usr/local/cuda/lib64",
-        ]
-        .map(PathBuf::from),
-    );
-    ["libcuda.so", "libnvrtc.so", "libcublasLt.so"]
-        .into_iter()
-        .filter_map(|name| Some((name, folders.iter().find_map(|folder| library_in(folder, name))?)))
-        .collect()
-}
-
-/// The library in a folder, with or without a version at its end.
-fn library_in(folder: &Path, name: &str) -> Option<PathBuf> {
-    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
-        .ok()?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| {
-            path.file_name().and_then(|file| file.to_str()).is_some_and(|file| file.starts_with(name))
-        })
-        .collect();
-    found.sort();
-    found.into_iter().next()
-}
-
 fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
@@ -133,13 +91,5 @@ mod tests {
         assert_eq!(field(text, "MemTotal").as_deref(), Some("16 kB"));
         assert_eq!(field(text, "model name").as_deref(), Some("Some CPU @ 2 GHz"));
         assert_eq!(field(text, "Mem"), None);
-    }
-
-    #[test]
-    fn a_library_is_found_with_a_version_at_its_end() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(library_in(folder.path(), "libcuda.so"), None);
-        std::fs::write(folder.path().join("libcuda.so.1"), "").unwrap();
-        assert_eq!(library_in(folder.path(), "libcuda.so"), Some(folder.path().join("libcuda.so.1")));
     }
 }

@@ -1,6 +1,8 @@
 //! `[train]`: how long, how fast, by which optimiser.
 
 use super::*;
+use crate::stages::cuda;
+use crate::stages::model::settle_device;
 
 /// Fills in the defaults of `[train]`.
 pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<TrainConfig> {
@@ -37,6 +39,7 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
     let schedule = section.text("schedule", "cosine");
     let is_encoder = model.architecture == "encoder";
     let lowest = if schedule == "constant" { learning_rate } else { learning_rate / 10.0 };
+    let device = settle_device(&section.text("device", "auto"));
     let train = TrainConfig {
         length,
         batch_tokens,
@@ -56,13 +59,16 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         label_smoothing: section.number("label_smoothing", 0.0),
         z_loss: section.number("z_loss", 0.0),
         recompute: section.text("recompute", "auto"),
-        precision: settle(section.text("precision", "auto"), "fp32"),
+        precision: settle(
+            section.text("precision", "auto"),
+            if cuda::ordinal(&device).is_some() { "bf16" } else { "fp32" },
+        ),
         eval_every: section.cadence("eval_every", Cadence::Steps(100)),
         eval_tokens: section.count("eval_tokens", 65_536u64),
         sample_every: section.cadence("sample_every", Cadence::Steps(if is_encoder { 0 } else { 250 })),
         checkpoint_every: section.cadence("checkpoint_every", Cadence::Steps(250)),
         keep_last: section.count("keep_last", 2u64),
-        device: settle(section.text("device", "auto"), "cpu"),
+        device,
     };
     if is_encoder && train.sample_every != Cadence::Steps(0) {
         return Err(bad("train.sample_every cannot apply to model.architecture = \"encoder\", \

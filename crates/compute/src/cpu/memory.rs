@@ -10,7 +10,8 @@ use std::{cell::UnsafeCell, marker::PhantomData};
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
-    device::{BufferId, Launch, View, overlap},
+    check,
+    device::{BufferId, Launch, View},
     error::{Error, Result},
     tensor::{DType, TensorType},
 };
@@ -125,16 +126,7 @@ impl Memory {
     /// Checks that the operands of a launch lie in memory and that no output overlaps another operand.
     pub fn check(&self, launch: &Launch) -> Result<Operation> {
         let kernel = launch.kernel.name();
-        for (index, output) in launch.outputs.iter().enumerate() {
-            let others = launch.inputs.iter().chain(&launch.outputs[..index]);
-            for other in others {
-                if overlap(output, output.of.dtype.bytes(), other, other.of.dtype.bytes()) {
-                    let detail =
-                        format!("output {index} {} overlaps another operand {}", output.of, other.of);
-                    return Err(Error::Binding { kernel, detail });
-                }
-            }
-        }
+        check::disjoint(launch)?;
         let places =
             |views: &[View]| views.iter().map(|view| self.place(kernel, view)).collect::<Result<_>>();
         Ok(Operation { inputs: places(&launch.inputs)?, outputs: places(&launch.outputs)? })

@@ -6,7 +6,6 @@
 //! sequence is bound, so running one allocates nothing.
 
 mod attention;
-mod check;
 mod gemm;
 mod head;
 mod launch;
@@ -27,6 +26,7 @@ use simd::Simd;
 use std::time::{Duration, Instant};
 
 use crate::{
+    check,
     device::{BufferId, Device, HostData, Launch, SequenceId, View, check_times},
     error::{Error, Result},
     kernel::Kernel,
@@ -150,6 +150,10 @@ impl Device for Cpu {
         dtype.bytes()
     }
 
+    fn stores(&self, dtype: DType) -> bool {
+        dtype.bytes() == size_of::<f32>()
+    }
+
     fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
         self.memory.allocate(bytes)
     }
@@ -208,7 +212,7 @@ impl Device for Cpu {
         let mut steps = Vec::with_capacity(launches.len());
         let mut needs = Needs::default();
         for launch in launches {
-            check::check(launch)?;
+            check::check(launch, DEVICE, &[DType::F32])?;
             let operation = self.memory.check(launch)?;
             needs.include(launch::needs(self.simd, launch));
             steps.push(Step { kernel: launch.kernel.clone(), operation });

@@ -1,5 +1,7 @@
 //! A launch with its data: inputs, initial state, and how far a backend in f32 may be from the oracle.
 
+#![allow(dead_code, reason = "every test binary uses a part of it")]
+
 mod list;
 
 pub use list::all;
@@ -65,13 +67,60 @@ impl Case {
         let sums = roundings(&self.kernel) * DType::F32.epsilon() * (self.terms as f64).sqrt() * scale;
         // A factor that is itself computed may lie so near to the middle of two bf16 that f32 rounds it the other way.
         let factors = if self.has_computed_factors() { 1.0 } else { 0.0 };
+        // What is stored narrowly may be rounded the other way; a fused kernel may skip a rounding that its parts make.
+        let stored = match self.outputs[output].of.dtype {
+            DType::F32 | DType::U32 => 0.0,
+            dtype => 2.0 * dtype.epsilon(),
+        };
         // Values may cancel each other.
         let scale = match &self.kernel {
             Kernel::Op(Op::Attention(_)) if output == 0 => scale.max(largest(&self.inputs[2].reals())),
             Kernel::JointAttention(_) if output == 0 => scale.max(largest(&self.inputs[0].reals())),
             _ => scale,
         };
-        sums + factors * DType::BF16.epsilon() * scale
+        let products = self.products().epsilon();
+        sums + (factors * products + stored) * scale
+    }
+
+    /// The same launch with activations and weights in a narrower type, as a program under a working precision has it:
+    /// statistics, losses, weight gradients and optimiser state stay f32. Nothing for a launch that is all f32 there.
+    pub fn in_working_type(&self, dtype: DType) -> Option<Case> {
+        let (stays, results_stay) = f32_operands(&self.kernel)?;
+        if self.products() != DType::F32 {
+            return None;
+        }
+        let mut case = self.clone();
+        let narrow = |tensors: &mut [Tensor], stays: &[usize]| {
+            for (index, tensor) in tensors.iter_mut().enumerate() {
+                if let Data::Real(data) = &mut tensor.data
+                    && !stays.contains(&index)
+                {
+                    tensor.of = tensor.of.with_dtype(dtype);
+                    data.iter_mut().for_each(|x| *x = dtype.round((*x).into()) as f32);
+                }
+            }
+        };
+        narrow(&mut case.inputs, &stays);
+        let is_finite = |tensor: &Tensor| match &tensor.data {
+            Data::Real(data) => data.iter().all(|x| x.is_finite()),
+            Data::Index(_) => true,
+        };
+        if !case.inputs.iter().all(is_finite) {
+            return None;
+        }
+        narrow(&mut case.outputs, &results_stay);
+        match &mut case.kernel {
+            Kernel::Op(op) | Kernel::OpInto { op, .. } => {
+                if let Some(products) = op.products_mut() {
+                    *products = dtype;
+                }
+            }
+            Kernel::HeadLoss(head) => head.products = dtype,
+            Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
+            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) => of.products = dtype,
+            _ => (),
+        }
+        Some(case)
     }
 
     /// What operands of products are rounded to.
@@ -96,17 +145,46 @@ impl Case {
                 Kernel::HeadLoss(_) | Kernel::JointAttention(_) | Kernel::JointAttentionGrad(_)
             ),
         };
-        self.products() == DType::BF16 && is_computed
+        self.products() != DType::F32 && is_computed
     }
 
     /// The meaning of the kernel: with bf16 products, the reference rounds their operands too.
     pub fn expected(&self) -> Vec<Vec<f64>> {
-        let mut reference = match self.products() {
-            DType::F32 => Reference::exact(),
-            _ => Reference::rounded(),
-        };
+        let operands = self.inputs.iter().chain(&self.outputs);
+        let is_narrow =
+            operands.map(|tensor| tensor.of.dtype).chain([self.products()]).any(|of| of.bytes() == 2);
+        let mut reference = if is_narrow { Reference::rounded() } else { Reference::exact() };
         run(&mut reference, self).expect("the reference runs every case")
     }
+}
+
+/// Where and by how much an output is further from the oracle than allowed.
+pub fn compare(case: &Case, actual: &[Vec<f64>], expected: &[Vec<f64>]) -> std::result::Result<(), String> {
+    compare_within(1.0, case, actual, expected)
+}
+
+/// The same with bounds that many times as wide.
+pub fn compare_within(
+    slack: f64,
+    case: &Case,
+    actual: &[Vec<f64>],
+    expected: &[Vec<f64>],
+) -> std::result::Result<(), String> {
+    for (output, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let bound = slack * case.bound(output, expected);
+        for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+            // Equal infinities have no difference.
+            let error = if a == e { 0.0 } else { (a - e).abs() };
+            // NaN on either side fails too.
+            if error > bound || error.is_nan() {
+                return Err(format!(
+                    "output {output} element {index} is {a}, not {e}: error {error:.2e}, bound {bound:.2e}, in {}",
+                    case.name()
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 pub fn largest(values: &[f64]) -> f64 {
@@ -137,6 +215,39 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
     }
+}
+
+/// Which inputs and outputs stay f32 whatever the working type; nothing for kernels that are all f32.
+fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
+    let (inputs, outputs): (&[usize], &[usize]) = match kernel {
+        Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
+            Op::LayerNorm { .. } => (&[], &[1, 2]),
+            Op::RmsNorm { .. } | Op::Attention(_) => (&[], &[1]),
+            Op::Rope { .. } => (&[2], &[]),
+            Op::CrossEntropy(_) => (&[2], &[0, 1]),
+            Op::CrossEntropyGrad(_) => (&[2, 3, 4], &[]),
+            Op::Sum | Op::EmbedGrad { .. } | Op::LinearGradWeight { .. } | Op::LinearGradBias => (&[], &[0]),
+            Op::LayerNormGradInput => (&[3, 4], &[]),
+            Op::LayerNormGradParams { .. } => (&[2, 3], &[0, 1]),
+            Op::RmsNormGradInput => (&[3], &[]),
+            Op::RmsNormGradGain { .. } => (&[2], &[0]),
+            Op::AttentionGrad(_) => (&[5], &[]),
+            _ => (&[], &[]),
+        },
+        Kernel::Cast => (&[0], &[]),
+        Kernel::StateWrite { .. } => (&[], &[0]),
+        Kernel::AddLayerNorm { .. } => (&[], &[2, 3]),
+        Kernel::AddRmsNorm { .. } => (&[], &[2]),
+        Kernel::LayerNormGradAdd => (&[3, 4], &[]),
+        Kernel::RmsNormGradAdd => (&[3], &[]),
+        Kernel::JointAttention(_) => (&[], &[1]),
+        Kernel::JointAttentionGrad(_) => (&[3], &[]),
+        Kernel::HeadLoss(head) if head.d_input => (&[3, 4], &[0, 3]),
+        Kernel::HeadLoss(_) => (&[3, 4], &[0, 2]),
+        Kernel::CacheAppend | Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => (&[], &[]),
+        Kernel::GlobalNorm | Kernel::Adam(_) | Kernel::Sgd(_) => return None,
+    };
+    Some((inputs.to_vec(), outputs.to_vec()))
 }
 
 /// A launch that is bound on a device.

@@ -113,7 +113,7 @@ fn rounded() -> Box<dyn Device> {
 fn bf16_passes(model: &Model, fuse: bool) -> Passes {
     let precision =
         Precision::Working { dtype: DType::BF16, masters: model.optimiser.parameters, copy: model.working };
-    Passes { precision, fuse, share_memory: fuse }
+    Passes { precision, fuse, share_memory: fuse, ..Passes::ALL }
 }
 
 /// The loss and gradients of one micro-batch, with the working copy fresh.

@@ -8,7 +8,9 @@ mod llama;
 mod parts;
 
 use ironmill_compute::{DType, TensorType, philox};
-use ironmill_graph::{Graph, Layout, Parameter, Randomness, Stage, StateId, Tensor, rope_table};
+use ironmill_graph::{
+    Graph, Layout, Parameter, Passes, Precision, Randomness, Stage, StateId, Tensor, rope_table,
+};
 
 use crate::{
     config::{Architecture, ModelConfig},
@@ -53,6 +55,20 @@ pub struct Buffers {
     pub parameters: StateId,
     /// What is computed once from the sizes: see [`Model::constants`].
     pub constants: StateId,
+    /// The copy of the parameters that programs read, and its type, where activations are kept in one.
+    pub working: Option<(DType, StateId)>,
+}
+
+impl Buffers {
+    /// The passes of a program over these buffers.
+    pub(crate) fn passes(&self, passes: &Passes) -> Passes {
+        match self.working {
+            Some((dtype, copy)) => {
+                Passes { precision: Precision::Working { dtype, masters: self.parameters, copy }, ..*passes }
+            }
+            None => *passes,
+        }
+    }
 }
 
 /// The tokens that a program reads.

@@ -1,6 +1,6 @@
 //! What a training run is made of, apart from the model and the data.
 
-use ironmill_compute::{Adam, IGNORED, LossShape, Sgd};
+use ironmill_compute::{Adam, DType, IGNORED, LossShape, Sgd};
 use ironmill_graph::{Layout, Optimiser, Passes};
 
 use super::schedule::Schedule;
@@ -37,6 +37,8 @@ pub struct TrainOptions {
     pub loss: LossShape,
     /// Whether the backward computes the values of a block again instead of keeping them.
     pub recompute: bool,
+    /// The type that activations and a copy of the weights are kept in, where that is not f32; the device must store it.
+    pub working: Option<DType>,
     /// Which passes run; all of them unless a test compares.
     pub passes: Passes,
 }
@@ -118,6 +120,7 @@ impl TrainOptions {
             grad_clip: 1.0,
             loss: LossShape::default(),
             recompute: false,
+            working: None,
             passes: Passes::ALL,
         }
     }

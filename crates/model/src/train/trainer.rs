@@ -6,7 +6,7 @@ use ironmill_compute::{DType, Device, HostData, Kernel, TensorType, philox};
 use ironmill_data::{BatchMut, Loader};
 use ironmill_graph::{
     Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, dry_run,
-    update_program,
+    push_refresh, update_program,
 };
 
 use super::options::{Batch, TrainOptions};
@@ -109,18 +109,22 @@ impl Trainer {
         let mut states = States::default();
         let state = declare(&mut states, &model, &options);
         let mut runtime = Runtime::new(device, &states)?;
+        let passes = state.model.passes(&options.passes);
         let mut micros = Vec::with_capacity(options.lengths.len());
         // Longest first: the arena is then as large as it gets before other programs are bound to it.
         for &length in options.lengths.iter().rev() {
             let mut compile = |add: bool| -> Result<Micro> {
                 let (graph, inputs) = micro_graph(&model, state, &options, length, add)?;
-                Ok(Micro { program: runtime.compile(graph, &options.passes)?, inputs })
+                Ok(Micro { program: runtime.compile(graph, &passes)?, inputs })
             };
             micros.push((length, [compile(false)?, compile(true)?]));
         }
         let optimiser = options.optimizer.build(model.layout(), options.weight_decay, options.grad_clip);
-        let step = update_program(state.optimiser, optimiser);
-        let update = runtime.compile(step.graph, &options.passes)?;
+        let mut step = update_program(state.optimiser, optimiser);
+        if let Some((dtype, copy)) = state.model.working {
+            push_refresh(&mut step.graph, state.optimiser.len, dtype, state.model.parameters, copy);
+        }
+        let update = runtime.compile(step.graph, &passes)?;
         Ok(Trainer {
             dropout_key: philox::key(options.seed, philox::Purpose::Dropout),
             batch: Batch::new(options.rows, options.longest()),
@@ -143,7 +147,7 @@ impl Trainer {
         let mut states = States::default();
         let state = declare(&mut states, model, options);
         let (graph, _) = micro_graph(model, state, options, options.longest(), false)?;
-        let plan = dry_run(graph, &options.passes)?;
+        let plan = dry_run(graph, &state.model.passes(&options.passes))?;
         Ok(MemoryPlan {
             parameters: model.layout().count(),
             flops_per_token: model.config().flops_per_token(),
@@ -313,15 +317,14 @@ impl Trainer {
 
     /// Goes on from a snapshot exactly as the run that made it would have.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } =
-            self.state.optimiser;
+        let OptimiserState { first_moment, second_moment, counter, len, .. } = self.state.optimiser;
         if snapshot.state.optimizer != self.options.optimizer.name() {
             let value = self.options.optimizer.name().into();
             let reason = format!("the run so far used {}", snapshot.state.optimizer);
             return Err(Error::Setting { key: "optimizer", value, reason });
         }
+        self.engine.set_parameters(&snapshot.parameters)?;
         let runtime = &mut self.engine.runtime;
-        runtime.write_state(parameters, 0..len, HostData::F32(&snapshot.parameters))?;
         runtime.write_state(first_moment, 0..len, HostData::F32(&snapshot.first_moment))?;
         if let (Some(state), Some(values)) = (second_moment, &snapshot.second_moment) {
             runtime.write_state(state, 0..len, HostData::F32(values))?;
@@ -343,7 +346,7 @@ fn run(runtime: &mut Runtime, program: ProgramId) -> Result<()> {
 
 fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> TrainingState {
     let len = model.layout().len();
-    let buffers = Engine::declare(states, model);
+    let buffers = Engine::declare(states, model, options.working);
     let mut flat = |name| states.declare(name, DType::F32, len);
     let optimiser = OptimiserState {
         parameters: buffers.parameters,

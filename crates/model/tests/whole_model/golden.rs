@@ -2,6 +2,7 @@
 
 use std::{ops::ControlFlow, path::PathBuf};
 
+use ironmill_compute::DType;
 use ironmill_data::safetensors::{Dtype, SafeTensors};
 use ironmill_graph::Parameter;
 use ironmill_model::{
@@ -9,7 +10,7 @@ use ironmill_model::{
     Trainer, checkpoint,
 };
 
-use crate::{backends, distance, objective, options, to_f64};
+use crate::{backends, cuda, distance, objective, options, to_f64};
 
 const MODELS: [&str; 4] = ["gpt2", "llama", "qwen3", "encoder"];
 
@@ -163,7 +164,7 @@ fn ten_steps_of_every_optimiser_match_pytorch() {
             let named = format!("train.{}.losses", optimizer.name());
             let prefix =
                 if golden.contains(&named) { format!("train.{}", optimizer.name()) } else { "train".into() };
-            for ((device, _), slack) in backends().into_iter().zip([1.0, 10.0]) {
+            for ((device, _), slack) in backends().into_iter().zip([1.0, 10.0, 10.0]) {
                 check_ten_steps(&golden, &prefix, (optimizer, rate), device, slack);
             }
         }
@@ -218,6 +219,45 @@ fn check_ten_steps(
         assert!(difference < 2e-5 * slack, "{:?} {prefix} {}: {difference}", golden.folder, parameter.name);
     }
     assert!(compared >= 2, "{prefix}");
+}
+
+#[test]
+fn sixteen_bits_on_a_card_stay_near_pytorch() {
+    for (golden, dtype) in
+        MODELS.map(Golden::open).iter().flat_map(|golden| [(golden, DType::BF16), (golden, DType::F16)])
+    {
+        let Some(device) = cuda() else { return };
+        let (model, values) = golden.model();
+        let layout = model.layout().clone();
+        let options = TrainOptions { working: Some(dtype), ..golden_options(&model, 3) };
+        let mut trainer = Trainer::new(device, model, options, &values).unwrap();
+        let report = trainer.step_on(&golden.batch("", 0)).unwrap();
+        let norm = golden.reals("grad_norm")[0];
+        let eps = dtype.epsilon();
+        assert!(
+            (report.loss - golden.reals("loss")[0]).abs() < 2.0 * eps,
+            "{:?} {dtype} {}",
+            golden.folder,
+            report.loss
+        );
+        assert!(
+            (report.norm - norm).abs() < 8.0 * eps * norm,
+            "{:?} {dtype} {} {norm}",
+            golden.folder,
+            report.norm
+        );
+        let gradients = trainer.gradients().unwrap();
+        for parameter in layout.parameters() {
+            let expected = golden.parameter("grad", parameter);
+            let difference = distance(&gradients[parameter.range()], &expected);
+            assert!(
+                difference < 16.0 * eps * norm,
+                "{:?} {dtype} {}: {difference}",
+                golden.folder,
+                parameter.name
+            );
+        }
+    }
 }
 
 #[test]

@@ -33,6 +33,7 @@ fn check(config: ModelConfig, recompute: bool) {
     let constants = model.constants();
     let mut states = States::default();
     let buffers = Buffers {
+        working: None,
         parameters: states.declare("parameters", DType::F32, layout.len()),
         constants: states.declare("constants", DType::F32, constants.len()),
     };

@@ -9,13 +9,32 @@ mod packing;
 mod profile;
 mod training;
 
-use ironmill_compute::{Cpu, Device, Reference};
+use ironmill_compute::{Cpu, Cuda, CudaOptions, Device, Reference};
 use ironmill_model::{Architecture, Decay, Mlp, Model, ModelConfig, Objective, Schedule, TrainOptions};
 
-/// Every backend that a model can run on, with the unit of its rounding errors.
+/// Every backend that a model can run on here, with the unit of its rounding errors.
 fn backends() -> Vec<(Box<dyn Device>, f64)> {
     let cpu = Cpu::new(2).expect("a CPU has threads");
-    vec![(Box::new(Reference::exact()), 1e-12), (Box::new(cpu), f64::from(f32::EPSILON))]
+    let mut backends: Vec<(Box<dyn Device>, f64)> =
+        vec![(Box::new(Reference::exact()), 1e-12), (Box::new(cpu), f64::from(f32::EPSILON))];
+    backends.extend(cuda().map(|cuda| (cuda, f64::from(f32::EPSILON))));
+    backends
+}
+
+/// A card, where there is one to use; IRONMILL_REQUIRE_CUDA makes its absence a failure.
+fn cuda() -> Option<Box<dyn Device>> {
+    let options = CudaOptions {
+        folders: vec!["/usr/local/cuda/lib64".into()],
+        kernel_cache: Some(std::env::temp_dir().join("ironmill-test-kernels")),
+        ..CudaOptions::default()
+    };
+    match Cuda::new(&options) {
+        Ok(cuda) => Some(Box::new(cuda)),
+        Err(error) => {
+            assert!(std::env::var_os("IRONMILL_REQUIRE_CUDA").is_none(), "{error}");
+            None
+        }
+    }
 }
 
 fn tiny(architecture: Architecture) -> ModelConfig {

@@ -1,21 +1,33 @@
-//! What is checked before a launch is accepted: types, shapes and what this backend has kernels for.
+//! What is checked before a launch is accepted: types, shapes and what a backend has kernels for.
 
-use super::memory::DEVICE;
 use crate::{
-    device::Launch,
+    device::{Launch, overlap},
     error::{Error, Result},
     kernel::{HeadLoss, Kernel, UpdateRange, joint_parts},
     op::{Attention, Op},
     tensor::{DType, TensorType},
 };
 
-/// Whether the operands' types fit the kernel, and whether there is a kernel for them.
-pub(super) fn check(launch: &Launch) -> Result<()> {
+/// Whether the operands' types fit the kernel, and whether a backend that stores numbers in these types has a kernel for them.
+pub(crate) fn check(launch: &Launch, device: &'static str, stored: &[DType]) -> Result<()> {
     let inputs: Vec<TensorType> = launch.inputs.iter().map(|view| view.of).collect();
     let outputs: Vec<TensorType> = launch.outputs.iter().map(|view| view.of).collect();
     let rule = Rule { kernel: &launch.kernel, inputs: &inputs, outputs: &outputs };
     rule.shapes()?;
-    rule.element_types()
+    rule.element_types(device, stored)
+}
+
+/// Whether no output shares memory with another operand, on a device that stores elements as they are.
+pub(crate) fn disjoint(launch: &Launch) -> Result<()> {
+    for (index, output) in launch.outputs.iter().enumerate() {
+        for other in launch.inputs.iter().chain(&launch.outputs[..index]) {
+            if overlap(output, output.of.dtype.bytes(), other, other.of.dtype.bytes()) {
+                let detail = format!("output {index} {} overlaps another operand {}", output.of, other.of);
+                return Err(Error::Binding { kernel: launch.kernel.name(), detail });
+            }
+        }
+    }
+    Ok(())
 }
 
 struct Rule<'a> {
@@ -197,8 +209,8 @@ impl Rule<'_> {
         Ok(())
     }
 
-    /// Every operand is f32, except indices, which are u32.
-    fn element_types(&self) -> Result<()> {
+    /// Every operand is of a type that is stored, except indices, which are u32.
+    fn element_types(&self, device: &'static str, stored: &[DType]) -> Result<()> {
         let is_index_output = |index| match self.kernel {
             Kernel::Adam(_) => index == 3,
             Kernel::Sgd(_) => index == 2,
@@ -207,13 +219,9 @@ impl Rule<'_> {
         let operands = self.inputs.iter().enumerate().map(|(i, of)| (of, self.is_index_input(i)));
         let results = self.outputs.iter().enumerate().map(|(i, of)| (of, is_index_output(i)));
         for (of, is_index) in operands.chain(results) {
-            let wanted = if is_index { DType::U32 } else { DType::F32 };
-            if of.dtype != wanted {
-                return Err(Error::Unsupported {
-                    device: DEVICE,
-                    kernel: self.kernel.name(),
-                    dtype: of.dtype,
-                });
+            let fits = if is_index { of.dtype == DType::U32 } else { stored.contains(&of.dtype) };
+            if !fits {
+                return Err(Error::Unsupported { device, kernel: self.kernel.name(), dtype: of.dtype });
             }
         }
         Ok(())

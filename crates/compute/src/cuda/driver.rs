@@ -1,0 +1,441 @@
+//! The driver: devices, memory, streams, events, graphs and kernels, as calls that give a `Result`.
+//!
+//! Handles are plain numbers and addresses are plain `u64`s; that they are valid is the business of [`super::Cuda`], which owns
+//! every one of them and gives none out. Each call names itself in its error.
+#![expect(unsafe_code, reason = "calls into a C library")]
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    ptr,
+};
+
+use super::{
+    library::{self, Needed},
+    symbols::symbols,
+};
+use crate::error::{Error, Result};
+
+symbols! {
+    /// The driver's functions.
+    Api {
+        cuInit(flags: c_uint);
+        cuDriverGetVersion(version: *mut c_int);
+        cuGetErrorName(error: c_int, name: *mut *const c_char);
+        cuGetErrorString(error: c_int, text: *mut *const c_char);
+        cuDeviceGetCount(count: *mut c_int);
+        cuDeviceGet(device: *mut c_int, ordinal: c_int);
+        cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int);
+        cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int);
+        cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
+        cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int);
+        cuDevicePrimaryCtxRelease_v2(device: c_int);
+        cuCtxSetCurrent(context: usize);
+        cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        cuMemAlloc_v2(address: *mut u64, bytes: usize);
+        cuMemFree_v2(address: u64);
+        cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
+        cuMemFreeHost(address: *mut c_void);
+        cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
+        cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
+        cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize);
+        cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: usize);
+        cuStreamCreate(stream: *mut usize, flags: c_uint);
+        cuStreamDestroy_v2(stream: usize);
+        cuStreamSynchronize(stream: usize);
+        cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint);
+        cuStreamBeginCapture_v2(stream: usize, mode: c_uint);
+        cuStreamEndCapture(stream: usize, graph: *mut usize);
+        cuGraphInstantiateWithFlags(exec: *mut usize, graph: usize, flags: u64);
+        cuGraphLaunch(exec: usize, stream: usize);
+        cuGraphExecDestroy(exec: usize);
+        cuGraphDestroy(graph: usize);
+        cuEventCreate(event: *mut usize, flags: c_uint);
+        cuEventRecord(event: usize, stream: usize);
+        cuEventSynchronize(event: usize);
+        cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize);
+        cuEventDestroy_v2(event: usize);
+        cuModuleLoadData(module: *mut usize, image: *const c_void);
+        cuModuleUnload(module: usize);
+        cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char);
+        cuFuncSetAttribute(function: usize, attribute: c_int, value: c_int);
+        cuLaunchKernel(
+            function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+            shared: c_uint, stream: usize, arguments: *mut *mut c_void, extra: *mut *mut c_void,
+        );
+    }
+}
+
+/// What is asked of a device.
+#[derive(Clone, Copy)]
+pub(super) enum Attribute {
+    Multiprocessors = 16,
+    CapabilityMajor = 75,
+    CapabilityMinor = 76,
+}
+
+const OUT_OF_MEMORY: c_int = 2;
+const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+const NON_BLOCKING: c_uint = 1;
+/// Other threads may go on using the driver while a stream is captured.
+const CAPTURE_THREAD_LOCAL: c_uint = 1;
+const NO_TIMING: c_uint = 2;
+
+/// A kernel that can be launched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function {
+    pub handle: usize,
+    /// For errors.
+    pub name: &'static str,
+}
+
+/// The driver, opened.
+pub(super) struct Driver {
+    api: Api,
+}
+
+impl Driver {
+    /// Opens the driver and initialises it.
+    pub fn open() -> Result<Self> {
+        let found =
+            library::open(Needed::Driver, &[]).ok_or_else(|| missing(Needed::Driver, "it was not found"))?;
+        let api = Api::load(found.library)
+            .map_err(|symbol| missing(Needed::Driver, &format!("the one found has no {symbol}")))?;
+        let driver = Driver { api };
+        // SAFETY: no arguments to get wrong.
+        driver.check("cuInit", unsafe { (driver.api.cuInit)(0) })?;
+        Ok(driver)
+    }
+
+    fn check(&self, call: &'static str, status: c_int) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        Err(Error::Cuda { call, detail: self.describe(status), advice: advice(status) })
+    }
+
+    fn describe(&self, status: c_int) -> String {
+        let text = |function: unsafe extern "C" fn(c_int, *mut *const c_char) -> i32| {
+            let mut text: *const c_char = ptr::null();
+            // SAFETY: the driver writes the address of a constant of its own, or leaves null.
+            unsafe {
+                function(status, &mut text);
+                if text.is_null() {
+                    String::new()
+                } else {
+                    CStr::from_ptr(text).to_string_lossy().into_owned()
+                }
+            }
+        };
+        format!("{} ({})", text(self.api.cuGetErrorString), text(self.api.cuGetErrorName))
+    }
+
+    /// The newest CUDA version that the driver runs, as 1000·major + 10·minor.
+    pub fn version(&self) -> Result<u32> {
+        let mut version = 0;
+        // SAFETY: the driver writes one int.
+        self.check("cuDriverGetVersion", unsafe { (self.api.cuDriverGetVersion)(&mut version) })?;
+        Ok(version as u32)
+    }
+
+    pub fn device_count(&self) -> Result<usize> {
+        let mut count = 0;
+        // SAFETY: the driver writes one int.
+        self.check("cuDeviceGetCount", unsafe { (self.api.cuDeviceGetCount)(&mut count) })?;
+        Ok(count as usize)
+    }
+
+    pub fn device(&self, ordinal: usize) -> Result<c_int> {
+        let mut device = 0;
+        // SAFETY: the driver writes one int.
+        self.check("cuDeviceGet", unsafe { (self.api.cuDeviceGet)(&mut device, ordinal as c_int) })?;
+        Ok(device)
+    }
+
+    pub fn device_name(&self, device: c_int) -> Result<String> {
+        let mut name = [0 as c_char; 256];
+        // SAFETY: the driver writes at most the 256 characters that it is told of, with a zero at the end.
+        unsafe {
+            self.check("cuDeviceGetName", (self.api.cuDeviceGetName)(name.as_mut_ptr(), 256, device))?;
+            Ok(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
+        }
+    }
+
+    pub fn attribute(&self, device: c_int, attribute: Attribute) -> Result<usize> {
+        let mut value = 0;
+        // SAFETY: the driver writes one int.
+        let status = unsafe { (self.api.cuDeviceGetAttribute)(&mut value, attribute as c_int, device) };
+        self.check("cuDeviceGetAttribute", status)?;
+        Ok(value as usize)
+    }
+
+    pub fn total_memory(&self, device: c_int) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: the driver writes one size.
+        self.check("cuDeviceTotalMem", unsafe { (self.api.cuDeviceTotalMem_v2)(&mut bytes, device) })?;
+        Ok(bytes)
+    }
+
+    pub fn retain_context(&self, device: c_int) -> Result<usize> {
+        let mut context = 0;
+        // SAFETY: the driver writes one handle.
+        let status = unsafe { (self.api.cuDevicePrimaryCtxRetain)(&mut context, device) };
+        self.check("cuDevicePrimaryCtxRetain", status)?;
+        Ok(context)
+    }
+
+    pub fn release_context(&self, device: c_int) {
+        // SAFETY: releasing what was retained; nothing can be done about an error while ending.
+        unsafe { (self.api.cuDevicePrimaryCtxRelease_v2)(device) };
+    }
+
+    /// Makes a context the calling thread's.
+    pub fn make_current(&self, context: usize) -> Result<()> {
+        // SAFETY: the context is one that this process retains.
+        self.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(context) })
+    }
+
+    /// Bytes of the device's memory that nobody uses.
+    pub fn free_memory(&self) -> Result<usize> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the driver writes two sizes.
+        self.check("cuMemGetInfo", unsafe { (self.api.cuMemGetInfo_v2)(&mut free, &mut total) })?;
+        Ok(free)
+    }
+
+    pub fn allocate(&self, bytes: usize) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the driver writes one address.
+        let status = unsafe { (self.api.cuMemAlloc_v2)(&mut address, bytes.max(1)) };
+        if status == OUT_OF_MEMORY {
+            return Err(Error::OutOfMemory { device: super::DEVICE, bytes });
+        }
+        self.check("cuMemAlloc", status)?;
+        Ok(address)
+    }
+
+    pub fn free(&self, address: u64) {
+        // SAFETY: the caller owns the address and forgets it; the driver waits for work that uses it.
+        unsafe { (self.api.cuMemFree_v2)(address) };
+    }
+
+    /// Host memory that the device can read and write by itself.
+    pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        let mut address: *mut c_void = ptr::null_mut();
+        // SAFETY: the driver writes one address.
+        let status = unsafe { (self.api.cuMemHostAlloc)(&mut address, bytes, 0) };
+        self.check("cuMemHostAlloc", status)?;
+        Ok(address.cast())
+    }
+
+    pub fn free_pinned(&self, address: *mut u8) {
+        // SAFETY: the caller owns the address and forgets it.
+        unsafe { (self.api.cuMemFreeHost)(address.cast()) };
+    }
+
+    /// # Safety
+    /// `from` must stay as it is for `bytes` until the stream has passed this point.
+    pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize, stream: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) };
+        self.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// # Safety
+    /// `to` must have room for `bytes` and not be touched until the stream has passed this point.
+    pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize, stream: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) };
+        self.check("cuMemcpyDtoHAsync", status)
+    }
+
+    pub fn copy(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Result<()> {
+        // SAFETY: both lie in memory that the device owns; a wrong address is an error of the device, not of this process.
+        let status = unsafe { (self.api.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream) };
+        self.check("cuMemcpyDtoDAsync", status)
+    }
+
+    pub fn clear(&self, to: u64, bytes: usize, stream: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as for `copy`.
+        self.check("cuMemsetD8Async", unsafe { (self.api.cuMemsetD8Async)(to, 0, bytes, stream) })
+    }
+
+    pub fn create_stream(&self) -> Result<usize> {
+        let mut stream = 0;
+        // SAFETY: the driver writes one handle.
+        self.check("cuStreamCreate", unsafe { (self.api.cuStreamCreate)(&mut stream, NON_BLOCKING) })?;
+        Ok(stream)
+    }
+
+    pub fn destroy_stream(&self, stream: usize) {
+        // SAFETY: the caller owns the handle and forgets it.
+        unsafe { (self.api.cuStreamDestroy_v2)(stream) };
+    }
+
+    pub fn synchronize(&self, stream: usize) -> Result<()> {
+        // SAFETY: the handle is a living stream.
+        self.check("cuStreamSynchronize", unsafe { (self.api.cuStreamSynchronize)(stream) })
+    }
+
+    pub fn wait(&self, stream: usize, event: usize) -> Result<()> {
+        // SAFETY: both handles are alive.
+        self.check("cuStreamWaitEvent", unsafe { (self.api.cuStreamWaitEvent)(stream, event, 0) })
+    }
+
+    pub fn begin_capture(&self, stream: usize) -> Result<()> {
+        // SAFETY: the handle is a living stream.
+        let status = unsafe { (self.api.cuStreamBeginCapture_v2)(stream, CAPTURE_THREAD_LOCAL) };
+        self.check("cuStreamBeginCapture", status)
+    }
+
+    /// Ends a capture and gives what can be launched.
+    pub fn end_capture(&self, stream: usize) -> Result<usize> {
+        let (mut graph, mut exec) = (0, 0);
+        // SAFETY: the driver writes one handle each; the graph is not needed once it is instantiated.
+        unsafe {
+            self.check("cuStreamEndCapture", (self.api.cuStreamEndCapture)(stream, &mut graph))?;
+            let status = (self.api.cuGraphInstantiateWithFlags)(&mut exec, graph, 0);
+            (self.api.cuGraphDestroy)(graph);
+            self.check("cuGraphInstantiate", status)?;
+        }
+        Ok(exec)
+    }
+
+    pub fn launch_graph(&self, exec: usize, stream: usize) -> Result<()> {
+        // SAFETY: both handles are alive.
+        self.check("cuGraphLaunch", unsafe { (self.api.cuGraphLaunch)(exec, stream) })
+    }
+
+    pub fn destroy_graph(&self, exec: usize) {
+        // SAFETY: the caller owns the handle and forgets it.
+        unsafe { (self.api.cuGraphExecDestroy)(exec) };
+    }
+
+    pub fn create_event(&self, timed: bool) -> Result<usize> {
+        let mut event = 0;
+        let flags = if timed { 0 } else { NO_TIMING };
+        // SAFETY: the driver writes one handle.
+        self.check("cuEventCreate", unsafe { (self.api.cuEventCreate)(&mut event, flags) })?;
+        Ok(event)
+    }
+
+    pub fn record(&self, event: usize, stream: usize) -> Result<()> {
+        // SAFETY: both handles are alive.
+        self.check("cuEventRecord", unsafe { (self.api.cuEventRecord)(event, stream) })
+    }
+
+    pub fn synchronize_event(&self, event: usize) -> Result<()> {
+        // SAFETY: the handle is alive.
+        self.check("cuEventSynchronize", unsafe { (self.api.cuEventSynchronize)(event) })
+    }
+
+    /// Seconds between two events that have passed.
+    pub fn seconds_between(&self, start: usize, end: usize) -> Result<f64> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both handles are alive; the driver writes one float.
+        let status = unsafe { (self.api.cuEventElapsedTime)(&mut milliseconds, start, end) };
+        self.check("cuEventElapsedTime", status)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
+    pub fn destroy_event(&self, event: usize) {
+        // SAFETY: the caller owns the handle and forgets it.
+        unsafe { (self.api.cuEventDestroy_v2)(event) };
+    }
+
+    pub fn load_module(&self, image: &[u8]) -> Result<usize> {
+        let mut module = 0;
+        // SAFETY: the image is a whole cubin, which says its own length.
+        let status = unsafe { (self.api.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+        self.check("cuModuleLoadData", status)?;
+        Ok(module)
+    }
+
+    pub fn unload_module(&self, module: usize) {
+        // SAFETY: the caller owns the handle and forgets it.
+        unsafe { (self.api.cuModuleUnload)(module) };
+    }
+
+    pub fn function(&self, module: usize, name: &'static str) -> Result<Function> {
+        let mut handle = 0;
+        let spelled = format!("{name}\0");
+        // SAFETY: the name ends with a zero; the driver writes one handle.
+        let status = unsafe { (self.api.cuModuleGetFunction)(&mut handle, module, spelled.as_ptr().cast()) };
+        self.check("cuModuleGetFunction", status).map_err(|error| in_kernel(error, name))?;
+        Ok(Function { handle, name })
+    }
+
+    /// Lets a kernel use more dynamic shared memory than it may by default.
+    pub fn allow_shared(&self, function: Function, bytes: u32) -> Result<()> {
+        // SAFETY: the handle is that of a loaded kernel.
+        let status = unsafe {
+            (self.api.cuFuncSetAttribute)(function.handle, MAX_DYNAMIC_SHARED_BYTES, bytes as c_int)
+        };
+        self.check("cuFuncSetAttribute", status).map_err(|error| in_kernel(error, function.name))
+    }
+
+    /// Puts a kernel on a stream. Every argument is eight bytes of which the kernel reads as many as it declares.
+    pub fn launch(
+        &self,
+        function: Function,
+        grid: &super::call::Grid,
+        arguments: &[u64],
+        stream: usize,
+    ) -> Result<()> {
+        let mut places = [ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
+        assert!(arguments.len() <= MAX_ARGUMENTS, "{} has too many arguments", function.name);
+        for (place, argument) in places.iter_mut().zip(arguments) {
+            *place = ptr::from_ref(argument).cast_mut().cast();
+        }
+        let [x, y, z] = grid.blocks;
+        // SAFETY: the driver copies the arguments before it returns; each place holds eight bytes, as many as any declared
+        // argument reads.
+        let status = unsafe {
+            (self.api.cuLaunchKernel)(
+                function.handle,
+                x,
+                y,
+                z,
+                grid.threads,
+                1,
+                1,
+                grid.shared_bytes,
+                stream,
+                places.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        self.check("cuLaunchKernel", status).map_err(|error| in_kernel(error, function.name))
+    }
+}
+
+/// The most arguments that a kernel of ours has.
+const MAX_ARGUMENTS: usize = 40;
+
+fn in_kernel(error: Error, name: &'static str) -> Error {
+    match error {
+        Error::Cuda { call, detail, advice } => {
+            Error::Cuda { call, detail: format!("{detail}, in the kernel {name}"), advice }
+        }
+        other => other,
+    }
+}
+
+/// What to do about a status of the driver.
+fn advice(status: c_int) -> &'static str {
+    match status {
+        100 => "no card is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu",
+        35 | 803 | 804 => "the driver is older than the libraries: update NVIDIA's driver",
+        999 | 46 => "the card is busy or its driver is in a bad state: check nvidia-smi",
+        214 | 719 | 700 | 716 | 717 | 718 => {
+            "the card stopped: continue the run from its last checkpoint, and report this if it happens again"
+        }
+        _ => "this is a bug in Ironmill or a fault of the card: check nvidia-smi, then report it",
+    }
+}
+
+pub(super) fn missing(needed: Needed, detail: &str) -> Error {
+    Error::LibraryMissing { library: needed.name(), detail: detail.into(), advice: needed.advice() }
+}

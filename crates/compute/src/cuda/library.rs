@@ -1,0 +1,92 @@
+//! Where the vendor's libraries are: nothing is linked, so that one binary runs with and without a GPU.
+//!
+//! A library is looked for by the names that its versions have, first where the system's loader looks, then in the folders that
+//! the caller names: the CUDA toolkit's, and those of Python wheels.
+#![expect(unsafe_code, reason = "opens libraries at run time")]
+
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+/// A library of the vendor's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needed {
+    /// The driver.
+    Driver,
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix products.
+    BlasLt,
+    /// Attention and convolutions; not needed, used where it is there.
+    Cudnn,
+}
+
+impl Needed {
+    /// All of them, in the order in which they are needed.
+    pub const ALL: [Needed; 4] = [Needed::Driver, Needed::Nvrtc, Needed::BlasLt, Needed::Cudnn];
+
+    /// The name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Needed::Driver => "NVIDIA driver",
+            Needed::Nvrtc => "NVRTC",
+            Needed::BlasLt => "cuBLASLt",
+            Needed::Cudnn => "cuDNN",
+        }
+    }
+
+    /// Whether nothing runs without it.
+    pub fn is_required(self) -> bool {
+        self != Needed::Cudnn
+    }
+
+    /// The command that gets it.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Needed::Driver => "install NVIDIA's driver 580 or newer for this card",
+            Needed::Nvrtc => "install the CUDA 13 toolkit, or: pip install nvidia-cuda-nvrtc",
+            Needed::BlasLt => "install the CUDA 13 toolkit, or: pip install nvidia-cublas",
+            Needed::Cudnn => "pip install nvidia-cudnn-cu13",
+        }
+    }
+
+    /// File names, the newest version first.
+    fn files(self) -> &'static [&'static str] {
+        if cfg!(windows) {
+            return match self {
+                Needed::Driver => &["nvcuda.dll"],
+                Needed::Nvrtc => &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"],
+                Needed::BlasLt => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
+                Needed::Cudnn => &["cudnn64_9.dll"],
+            };
+        }
+        match self {
+            Needed::Driver => &["libcuda.so.1", "libcuda.so"],
+            Needed::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+            Needed::BlasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            Needed::Cudnn => &["libcudnn.so.9", "libcudnn.so"],
+        }
+    }
+}
+
+/// A library that was found.
+pub(super) struct Found {
+    pub library: Library,
+    /// Its name as the system's loader knows it, or its full path.
+    pub path: PathBuf,
+}
+
+/// Opens a library, or gives nothing where none of its names is anywhere.
+pub(super) fn open(needed: Needed, folders: &[PathBuf]) -> Option<Found> {
+    let here = needed.files().iter().map(PathBuf::from);
+    let there = folders
+        .iter()
+        .flat_map(|folder| needed.files().iter().map(move |file| folder.join(file)))
+        .filter(|path| path.exists());
+    here.chain(there).find_map(|path| load(&path).map(|library| Found { library, path }))
+}
+
+fn load(path: &Path) -> Option<Library> {
+    // SAFETY: opening runs the library's initialisers. These are the vendor's own, made to be opened by any program.
+    unsafe { Library::new(path) }.ok()
+}

@@ -1,0 +1,302 @@
+//! The products of a model, and its head: what the library computes, with our own kernel where it cannot.
+
+use super::{
+    blas::{Epilogue, Factor, Product},
+    call::{Arg, Builder, Grid},
+    modules::Source,
+    rows,
+};
+use crate::{
+    device::View,
+    error::Result,
+    kernel::{HeadLoss, Kernel},
+    op::Op,
+    tensor::DType,
+};
+
+/// A matrix in memory: rows of `columns` elements, `leading` apart.
+#[derive(Clone, Copy)]
+struct Matrix {
+    at: Arg,
+    of: DType,
+    rows: usize,
+    columns: usize,
+    leading: usize,
+}
+
+impl Matrix {
+    fn of(builder: &Builder<'_>, view: &View) -> Self {
+        let (rows, columns) = (view.of.shape.rows(), view.of.shape.columns());
+        Matrix { at: builder.pointer(view), of: view.of.dtype, rows, columns, leading: columns }
+    }
+
+    /// Some of its rows.
+    fn rows(&self, start: usize, rows: usize) -> Self {
+        let bytes = start * self.leading * self.of.bytes();
+        Matrix { at: self.at.plus(bytes), rows, ..*self }
+    }
+
+    /// The matrix in the type that it is multiplied in, as a copy where it is stored in another.
+    fn rounded(self, builder: &mut Builder<'_>, products: DType) -> Result<Self> {
+        if self.of != DType::F32 || products == DType::F32 {
+            return Ok(self);
+        }
+        let elements = self.rows * self.leading;
+        let at = builder.scratch(elements * products.bytes());
+        let grid = Grid::new(elements.div_ceil(256).min(8 * builder.multiprocessors()), 256);
+        let arguments = [self.at, at, Arg::U64(elements as u64)];
+        builder.kernel(Source::Gemm, "round_operand", products, &[("OUT", 0)], grid, &arguments)?;
+        Ok(Matrix { at, of: products, ..self })
+    }
+
+    fn factor(&self, transposed: bool) -> Factor {
+        Factor { at: self.at, of: self.of, leading: self.leading, transposed }
+    }
+}
+
+/// Adds the calls of one launch; false for what is no product.
+pub(super) fn add(
+    builder: &mut Builder<'_>,
+    kernel: &Kernel,
+    inputs: &[View],
+    outputs: &[View],
+) -> Result<bool> {
+    let matrix = |builder: &Builder<'_>, view: &View| Matrix::of(builder, view);
+    match kernel {
+        Kernel::Op(op) | Kernel::OpInto { op, .. } => {
+            let adds = matches!(kernel, Kernel::OpInto { add: true, .. });
+            match *op {
+                Op::Linear { bias, products } => {
+                    let epilogue =
+                        if bias { Epilogue::Bias(builder.pointer(&inputs[2])) } else { Epilogue::Nothing };
+                    forward(builder, inputs, matrix(builder, &outputs[0]), products, adds, epilogue)?;
+                }
+                Op::LinearGradInput { products } => {
+                    input_gradient(builder, inputs, &outputs[0], products, adds, Epilogue::Nothing)?;
+                }
+                Op::LinearGradWeight { products } => {
+                    let d_y = matrix(builder, &inputs[0]).rounded(builder, products)?;
+                    let x = matrix(builder, &inputs[1]).rounded(builder, products)?;
+                    let out = matrix(builder, &outputs[0]);
+                    multiply(builder, (d_y, true), (x, false), out, adds, Epilogue::Nothing)?;
+                }
+                _ => return Ok(false),
+            }
+        }
+        &Kernel::LinearGelu { bias, products } => {
+            let bias = bias.then(|| builder.pointer(&inputs[2]));
+            let (h, y) = (matrix(builder, &outputs[0]), matrix(builder, &outputs[1]));
+            let fused = Epilogue::Gelu { before: h.at, bias };
+            if !has_fused_gelu(y) || !try_forward(builder, inputs, y, products, false, fused)? {
+                let plain = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
+                forward(builder, inputs, h, products, false, plain)?;
+                rows::add(builder, &Kernel::Op(Op::Gelu), &outputs[..1], &outputs[1..])?;
+            }
+        }
+        &Kernel::LinearGradGelu { products } => {
+            let fused = Epilogue::GeluSlope { before: builder.pointer(&inputs[2]) };
+            let is_fused = has_fused_gelu(matrix(builder, &outputs[0]))
+                && try_input_gradient(builder, inputs, &outputs[0], products, false, fused)?;
+            if !is_fused {
+                input_gradient(builder, inputs, &outputs[0], products, false, Epilogue::Nothing)?;
+                // Element by element, so the result may take the place of its operand.
+                rows::add(builder, &Kernel::Op(Op::GeluGrad), &[inputs[2], outputs[0]], outputs)?;
+            }
+        }
+        Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
+        Kernel::Cast
+        | Kernel::StateWrite { .. }
+        | Kernel::CacheAppend
+        | Kernel::AddLayerNorm { .. }
+        | Kernel::AddRmsNorm { .. }
+        | Kernel::LayerNormGradAdd
+        | Kernel::RmsNormGradAdd
+        | Kernel::JointAttention(_)
+        | Kernel::JointAttentionGrad(_)
+        | Kernel::GlobalNorm
+        | Kernel::Adam(_)
+        | Kernel::Sgd(_) => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Whether the library's GELU is exact enough: its tangent is good for 16 bits, not for 32.
+fn has_fused_gelu(out: Matrix) -> bool {
+    out.of != DType::F32
+}
+
+/// `x·wᵀ`, where the library can do it with this epilogue.
+fn try_forward(
+    builder: &mut Builder<'_>,
+    inputs: &[View],
+    out: Matrix,
+    products: DType,
+    adds: bool,
+    epilogue: Epilogue,
+) -> Result<bool> {
+    let x = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
+    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
+    builder.product(product((x, false), (w, true), out, adds, epilogue))
+}
+
+fn forward(
+    builder: &mut Builder<'_>,
+    inputs: &[View],
+    out: Matrix,
+    products: DType,
+    adds: bool,
+    epilogue: Epilogue,
+) -> Result<()> {
+    let x = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
+    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
+    multiply(builder, (x, false), (w, true), out, adds, epilogue)
+}
+
+/// `d_y·w`, where the library can do it with this epilogue.
+fn try_input_gradient(
+    builder: &mut Builder<'_>,
+    inputs: &[View],
+    out: &View,
+    products: DType,
+    adds: bool,
+    epilogue: Epilogue,
+) -> Result<bool> {
+    let d_y = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
+    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
+    let out = Matrix::of(builder, out);
+    builder.product(product((d_y, false), (w, false), out, adds, epilogue))
+}
+
+fn input_gradient(
+    builder: &mut Builder<'_>,
+    inputs: &[View],
+    out: &View,
+    products: DType,
+    adds: bool,
+    epilogue: Epilogue,
+) -> Result<()> {
+    let d_y = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
+    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
+    let out = Matrix::of(builder, out);
+    multiply(builder, (d_y, false), (w, false), out, adds, epilogue)
+}
+
+/// Factors with whether each is multiplied transposed.
+fn product(
+    (left, left_transposed): (Matrix, bool),
+    (right, right_transposed): (Matrix, bool),
+    out: Matrix,
+    add: bool,
+    epilogue: Epilogue,
+) -> Product {
+    Product {
+        rows: out.rows,
+        columns: out.columns,
+        inner: if left_transposed { left.rows } else { left.columns },
+        left: left.factor(left_transposed),
+        right: right.factor(right_transposed),
+        out: out.at,
+        out_type: out.of,
+        out_leading: out.leading,
+        add,
+        epilogue,
+    }
+}
+
+/// The product by the library, or by our own kernel where it has none.
+fn multiply(
+    builder: &mut Builder<'_>,
+    left: (Matrix, bool),
+    right: (Matrix, bool),
+    out: Matrix,
+    add: bool,
+    epilogue: Epilogue,
+) -> Result<()> {
+    const TILE: usize = 64;
+    let product = product(left, right, out, add, epilogue);
+    if builder.product(product)? {
+        return Ok(());
+    }
+    let bias = match epilogue {
+        Epilogue::Bias(at) => at,
+        _ => Arg::Pointer(0),
+    };
+    let of = product.left.of;
+    let is_real = of == product.out_type;
+    let blocks = [product.columns.div_ceil(TILE) as u32, product.rows.div_ceil(TILE) as u32, 1];
+    let arguments = [
+        product.left.at,
+        product.right.at,
+        bias,
+        product.out,
+        product.rows.into(),
+        product.columns.into(),
+        product.inner.into(),
+        product.left.leading.into(),
+        product.right.leading.into(),
+        product.out_leading.into(),
+        usize::from(product.left.transposed).into(),
+        usize::from(product.right.transposed).into(),
+        usize::from(product.add).into(),
+    ];
+    let grid = Grid { blocks, threads: 256, shared_bytes: 0 };
+    builder.kernel(Source::Gemm, "gemm", of, &[("OUT", usize::from(is_real))], grid, &arguments)
+}
+
+/// A few rows of logits at a time: product, loss with its gradient in place, and the two products of the gradient.
+fn head_loss(builder: &mut Builder<'_>, head: &HeadLoss, inputs: &[View], outputs: &[View]) -> Result<()> {
+    // Rows of logits begin at 16-byte places even where the vocabulary is odd: the library is much faster on such.
+    const ALIGNMENT: usize = 8;
+    let x = Matrix::of(builder, &inputs[0]);
+    let w = Matrix::of(builder, &inputs[1]).rounded(builder, head.products)?;
+    let vocabulary = w.rows;
+    let leading = vocabulary.next_multiple_of(ALIGNMENT);
+    let workspace = &outputs[1].of;
+    let (leading, chunk) = match workspace.shape.elements() / leading {
+        0 => (vocabulary, 1),
+        chunk => (leading, chunk.min(x.rows)),
+    };
+    let [targets, weights] = [2, 3].map(|index| builder.pointer(&inputs[index]));
+    let d_losses = head.has_gradient().then(|| builder.pointer(&inputs[4]));
+    let losses = builder.pointer(&outputs[0]);
+    for start in (0..x.rows).step_by(chunk) {
+        let rows = chunk.min(x.rows - start);
+        let x = x.rows(start, rows).rounded(builder, head.products)?;
+        let logits = Matrix {
+            at: builder.pointer(&outputs[1]),
+            of: workspace.dtype,
+            rows,
+            columns: vocabulary,
+            leading,
+        };
+        multiply(builder, (x, false), (w, true), logits, false, Epilogue::Nothing)?;
+        rows::add_head_rows(
+            builder,
+            &head.loss,
+            rows::HeadRows {
+                logits: logits.at,
+                of: logits.of,
+                rows,
+                vocabulary,
+                leading,
+                targets: targets.plus(4 * start),
+                weights: weights.plus(4 * start),
+                d_losses: d_losses.map(|at| at.plus(4 * start)),
+                losses: losses.plus(4 * start),
+            },
+        )?;
+        if !head.has_gradient() {
+            continue;
+        }
+        let d_logits = logits.rounded(builder, head.products)?;
+        if head.d_input {
+            let d_x = Matrix::of(builder, &outputs[2]).rows(start, rows);
+            multiply(builder, (d_logits, false), (w, false), d_x, false, Epilogue::Nothing)?;
+        }
+        if let Some(add) = head.d_weight {
+            let d_w = Matrix::of(builder, &outputs[2 + usize::from(head.d_input)]);
+            multiply(builder, (d_logits, true), (x, false), d_w, add || start > 0, Epilogue::Nothing)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,592 @@
+//! NVIDIA cards. Everything is found at run time: the driver, the compiler of kernels and the library of products.
+//!
+//! Kernels are the `.cu` files of `kernels/`, compiled for the card when a sequence first needs them and kept on disk. A bound
+//! sequence is captured once and replayed as one graph, so running it costs the host one call. Results depend on shapes, on the
+//! card and on the stored choices of algorithms: every sum has one owner or a fixed order, and no kernel adds numbers atomically.
+
+mod attention;
+mod blas;
+mod call;
+mod driver;
+mod library;
+mod linear;
+mod modules;
+mod nvrtc;
+mod rows;
+mod staging;
+mod symbols;
+
+pub use library::Needed;
+
+use std::{
+    cell::RefCell,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use blas::Blas;
+use call::{Builder, Call};
+use driver::{Attribute, Driver};
+use modules::Modules;
+use nvrtc::Nvrtc;
+use staging::Staging;
+
+use crate::{
+    check,
+    device::{BufferId, Device, HostData, Launch, SequenceId, View, check_times},
+    error::{Error, Result},
+    tensor::DType,
+};
+
+/// The backend's name.
+const DEVICE: &str = "cuda";
+/// The oldest cards that the kernels run on.
+const OLDEST_CAPABILITY: usize = 80;
+
+/// What a caller decides about the backend.
+#[derive(Clone, Debug, Default)]
+pub struct CudaOptions {
+    /// Which card, counted from 0 as the driver does.
+    pub ordinal: usize,
+    /// Where libraries are looked for besides the system's own places.
+    pub folders: Vec<PathBuf>,
+    /// Where compiled kernels are kept; nowhere if absent.
+    pub kernel_cache: Option<PathBuf>,
+    /// A file of the algorithms that were chosen for products: read if it is there, and written when there are new ones.
+    pub choices: Option<PathBuf>,
+}
+
+/// A library of the vendor's, as `doctor` shows it.
+#[derive(Clone, Debug)]
+pub struct LibraryReport {
+    /// Which.
+    pub needed: Needed,
+    /// Its version and where it was found, or what is wrong.
+    pub found: std::result::Result<String, String>,
+}
+
+/// A card, as `doctor` shows it.
+#[derive(Clone, Debug)]
+pub struct CardReport {
+    /// The card's name.
+    pub name: String,
+    /// Its compute capability, such as 90.
+    pub capability: usize,
+    /// Bytes of its memory.
+    pub memory_bytes: usize,
+    /// Bytes that nobody uses now.
+    pub free_bytes: usize,
+    /// Its multiprocessors.
+    pub multiprocessors: usize,
+}
+
+/// What is there, without needing any of it.
+pub fn probe(folders: &[PathBuf]) -> (Vec<LibraryReport>, Vec<CardReport>) {
+    let driver = Driver::open();
+    let described = |result: Result<String>| result.map_err(|error| error.to_string());
+    let libraries = Needed::ALL
+        .into_iter()
+        .map(|needed| {
+            let found = match needed {
+                Needed::Driver => described(match &driver {
+                    Ok(driver) => driver.version().map(|v| format!("CUDA {}.{}", v / 1000, v % 1000 / 10)),
+                    Err(error) => Err(Error::LibraryMissing {
+                        library: needed.name(),
+                        detail: error.to_string(),
+                        advice: needed.advice(),
+                    }),
+                }),
+                Needed::Nvrtc => described(Nvrtc::open(folders).map(|nvrtc| nvrtc.describe())),
+                Needed::BlasLt | Needed::Cudnn => match library::open(needed, folders) {
+                    Some(found) => Ok(found.path.display().to_string()),
+                    None => Err(driver::missing(needed, "it was not found").to_string()),
+                },
+            };
+            LibraryReport { needed, found }
+        })
+        .collect();
+    let cards = driver.map(|driver| cards(&driver)).unwrap_or_default();
+    (libraries, cards)
+}
+
+fn cards(driver: &Driver) -> Vec<CardReport> {
+    let card = |ordinal: usize| -> Result<CardReport> {
+        let device = driver.device(ordinal)?;
+        let context = driver.retain_context(device)?;
+        driver.make_current(context)?;
+        let free_bytes = driver.free_memory();
+        driver.release_context(device);
+        Ok(CardReport {
+            name: driver.device_name(device)?,
+            capability: capability(driver, device)?,
+            memory_bytes: driver.total_memory(device)?,
+            free_bytes: free_bytes?,
+            multiprocessors: driver.attribute(device, Attribute::Multiprocessors)?,
+        })
+    };
+    (0..driver.device_count().unwrap_or(0)).filter_map(|ordinal| card(ordinal).ok()).collect()
+}
+
+fn capability(driver: &Driver, device: i32) -> Result<usize> {
+    let major = driver.attribute(device, Attribute::CapabilityMajor)?;
+    Ok(10 * major + driver.attribute(device, Attribute::CapabilityMinor)?)
+}
+
+/// Compiles every kernel in every element type for an architecture such as `sm_90a`, with no card: what `.ci/run` checks.
+/// Returns how many files were compiled.
+pub fn compile_all(folders: &[PathBuf], architecture: &str, cache: Option<&Path>) -> Result<usize> {
+    modules::compile_all(&Nvrtc::open(folders)?, architecture, cache)
+}
+
+/// The backend.
+pub struct Cuda {
+    // Fields are dropped in this order: what uses the driver's objects before them.
+    sequences: Vec<Option<Sequence>>,
+    modules: Modules,
+    blas: Blas,
+    staging: RefCell<Staging>,
+    buffers: Vec<Option<Buffer>>,
+    fault: u64,
+    events: Vec<usize>,
+    stream: usize,
+    driver: Arc<Driver>,
+    context: usize,
+    card: String,
+    capability: usize,
+    multiprocessors: usize,
+    choices: Option<PathBuf>,
+    _last: LastOut,
+}
+
+/// Gives the stream and the card back when everything else is gone.
+struct LastOut {
+    driver: Arc<Driver>,
+    stream: usize,
+    device: i32,
+}
+
+impl Drop for LastOut {
+    fn drop(&mut self) {
+        self.driver.destroy_stream(self.stream);
+        self.driver.release_context(self.device);
+    }
+}
+
+struct Buffer {
+    address: u64,
+    bytes: usize,
+}
+
+/// A bound list of launches.
+struct Sequence {
+    calls: Vec<Call>,
+    /// For every launch, the end of its calls.
+    ends: Vec<usize>,
+    buffers: Vec<BufferId>,
+    graph: usize,
+    scratch: Option<(u64, usize)>,
+    constants: Option<(u64, usize)>,
+    driver: Arc<Driver>,
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        self.driver.destroy_graph(self.graph);
+        for (address, _) in [self.scratch, self.constants].into_iter().flatten() {
+            self.driver.free(address);
+        }
+    }
+}
+
+/// Words in which a kernel reports an id that is out of range.
+const FAULT_WORDS: usize = 4;
+
+impl Cuda {
+    /// Opens a card.
+    pub fn new(options: &CudaOptions) -> Result<Self> {
+        let driver = Arc::new(Driver::open()?);
+        let count = driver.device_count()?;
+        if options.ordinal >= count {
+            return Err(Error::Cuda {
+                call: "cuDeviceGet",
+                detail: format!("card {} of {count}", options.ordinal),
+                advice: "choose one that nvidia-smi lists, or use --device cpu",
+            });
+        }
+        let device = driver.device(options.ordinal)?;
+        let (card, capability) = (driver.device_name(device)?, capability(&driver, device)?);
+        if capability < OLDEST_CAPABILITY {
+            return Err(Error::Cuda {
+                call: "cuDeviceGetAttribute",
+                detail: format!("{card} has compute capability {}.{}", capability / 10, capability % 10),
+                advice: "cards since Ampere (8.0) are supported; use --device cpu",
+            });
+        }
+        let nvrtc = Nvrtc::open(&options.folders)?;
+        let context = driver.retain_context(device)?;
+        driver.make_current(context)?;
+        let multiprocessors = driver.attribute(device, Attribute::Multiprocessors)?;
+        let stream = driver.create_stream()?;
+        let last = LastOut { driver: Arc::clone(&driver), stream, device };
+        let mut blas = Blas::open(Arc::clone(&driver), &options.folders)?;
+        if let Some(text) = options.choices.as_deref().and_then(|file| std::fs::read_to_string(file).ok()) {
+            blas.take_choices(&text);
+        }
+        let fault = driver.allocate(4 * FAULT_WORDS)?;
+        driver.clear(fault, 4 * FAULT_WORDS, stream)?;
+        let staging = RefCell::new(Staging::new(Arc::clone(&driver), stream)?);
+        let modules =
+            Modules::new(Arc::clone(&driver), nvrtc, architecture(capability), options.kernel_cache.clone());
+        Ok(Cuda {
+            sequences: Vec::new(),
+            modules,
+            blas,
+            staging,
+            buffers: Vec::new(),
+            fault,
+            events: Vec::new(),
+            stream,
+            driver,
+            context,
+            card,
+            capability,
+            multiprocessors,
+            choices: options.choices.clone(),
+            _last: last,
+        })
+    }
+
+    /// Bytes of the card's memory that are not in use by anybody.
+    pub fn free_memory(&self) -> Result<usize> {
+        self.driver.make_current(self.context)?;
+        self.driver.free_memory()
+    }
+
+    fn buffer(&self, kernel: &'static str, view: &View) -> Result<u64> {
+        let Some(Some(buffer)) = self.buffers.get(view.buffer.0) else {
+            return Err(Error::Binding { kernel, detail: "a buffer that was freed".into() });
+        };
+        let bytes = view.of.shape.elements() * view.of.dtype.bytes();
+        if view.offset_bytes + bytes > buffer.bytes
+            || !view.offset_bytes.is_multiple_of(view.of.dtype.bytes())
+        {
+            let detail =
+                format!("{} at byte {} of a buffer of {} bytes", view.of, view.offset_bytes, buffer.bytes);
+            return Err(Error::Binding { kernel, detail });
+        }
+        Ok(buffer.address + view.offset_bytes as u64)
+    }
+
+    fn issue(&self, call: &Call) -> Result<()> {
+        match call {
+            Call::Kernel { function, grid, arguments } => {
+                self.driver.launch(*function, grid, arguments, self.stream)
+            }
+            Call::Product(plan) => self.blas.run(plan, self.stream),
+            Call::Clear { at, bytes } => self.driver.clear(*at, *bytes, self.stream),
+        }
+    }
+
+    fn sequence(&self, sequence: SequenceId) -> Result<&Sequence> {
+        self.sequences.get(sequence.0).and_then(Option::as_ref).ok_or_else(|| Error::Binding {
+            kernel: "run",
+            detail: "the sequence was unbound, or a buffer that it names was freed".into(),
+        })
+    }
+
+    /// Whether a kernel met an id outside its table since the last look.
+    fn check_fault(&self) -> Result<()> {
+        let mut words = [0u32; FAULT_WORDS];
+        self.staging.borrow_mut().download(self.fault, 4 * FAULT_WORDS, 4, |_, bytes| {
+            words.copy_from_slice(bytemuck::cast_slice(bytes));
+        })?;
+        if words[0] == 0 {
+            return Ok(());
+        }
+        self.driver.clear(self.fault, 4 * FAULT_WORDS, self.stream)?;
+        Err(Error::IndexOutOfRange { op: "embed", index: words[1] as usize, rows: words[2] as usize })
+    }
+
+    fn read(&self, from: &View, mut take: impl FnMut(usize, &[u8])) -> Result<()> {
+        self.driver.make_current(self.context)?;
+        let address = self.buffer("download", from)?;
+        let unit = from.of.dtype.bytes();
+        let bytes = from.of.shape.elements() * unit;
+        self.staging.borrow_mut().download(address, bytes, unit, |at, piece| take(at / unit, piece))?;
+        self.check_fault()
+    }
+
+    fn build(&mut self, launches: &[Launch]) -> Result<Sequence> {
+        let buffers = std::mem::take(&mut self.buffers);
+        let address = |id: BufferId| buffers[id.0].as_ref().map_or(0, |buffer| buffer.address);
+        let mut builder =
+            Builder::new(&mut self.modules, &mut self.blas, &address, self.fault, self.multiprocessors);
+        let outcome = fill(&mut builder, launches);
+        let (scratch_bytes, constants) = (builder.scratch_bytes(), builder.constants().to_vec());
+        let finished = outcome.and_then(|ends| {
+            let take = |bytes: usize| -> Result<Option<(u64, usize)>> {
+                if bytes == 0 { Ok(None) } else { Ok(Some((self.driver.allocate(bytes)?, bytes))) }
+            };
+            let (scratch, constant_memory) = (take(scratch_bytes)?, take(constants.len())?);
+            let at = |memory: Option<(u64, usize)>| memory.map_or(0, |(address, _)| address);
+            let calls = builder.finish(at(constant_memory), at(scratch), self.stream)?;
+            Ok((calls, ends, scratch, constant_memory))
+        });
+        self.buffers = buffers;
+        let (calls, ends, scratch, constant_memory) = finished?;
+        if let Some((address, bytes)) = constant_memory {
+            self.staging.borrow_mut().upload(address, bytes, 1, |at, piece| {
+                piece.copy_from_slice(&constants[at..at + piece.len()]);
+            })?;
+        }
+        let mut named: Vec<BufferId> =
+            launches.iter().flat_map(|l| l.inputs.iter().chain(&l.outputs)).map(|view| view.buffer).collect();
+        named.sort_unstable();
+        named.dedup();
+        Ok(Sequence {
+            calls,
+            ends,
+            buffers: named,
+            graph: 0,
+            scratch,
+            constants: constant_memory,
+            driver: Arc::clone(&self.driver),
+        })
+    }
+
+    fn capture(&self, sequence: &Sequence) -> Result<usize> {
+        self.driver.begin_capture(self.stream)?;
+        let issued = sequence.calls.iter().try_for_each(|call| self.issue(call));
+        let graph = self.driver.end_capture(self.stream);
+        issued.and(graph)
+    }
+}
+
+/// Adds the calls of all launches and gives, for every launch, the end of its calls.
+fn fill(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Vec<usize>> {
+    let mut ends = Vec::with_capacity(launches.len());
+    for Launch { kernel, inputs, outputs } in launches {
+        builder.begin_launch();
+        let is_there = rows::add(builder, kernel, inputs, outputs)?
+            || linear::add(builder, kernel, inputs, outputs)?
+            || attention::add(builder, kernel, inputs, outputs)?;
+        if !is_there {
+            let dtype = outputs.first().map_or(DType::F32, |view| view.of.dtype);
+            return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
+        }
+        ends.push(builder.len());
+    }
+    Ok(ends)
+}
+
+/// What the compiler calls a capability. Hopper's own instructions need the letter.
+fn architecture(capability: usize) -> String {
+    match capability {
+        90 => "sm_90a".into(),
+        other => format!("sm_{other}"),
+    }
+}
+
+impl Device for Cuda {
+    fn name(&self) -> &'static str {
+        DEVICE
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{DEVICE}: {}, compute capability {}.{}, cuBLASLt {}",
+            self.card,
+            self.capability / 10,
+            self.capability % 10,
+            self.blas.version()
+        )
+    }
+
+    fn element_bytes(&self, dtype: DType) -> usize {
+        dtype.bytes()
+    }
+
+    fn stores(&self, _dtype: DType) -> bool {
+        true
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
+        self.driver.make_current(self.context)?;
+        let address = self.driver.allocate(bytes)?;
+        self.driver.clear(address, bytes, self.stream)?;
+        self.buffers.push(Some(Buffer { address, bytes }));
+        Ok(BufferId(self.buffers.len() - 1))
+    }
+
+    fn free(&mut self, buffer: BufferId) {
+        if self.driver.make_current(self.context).is_err() || self.driver.synchronize(self.stream).is_err() {
+            return;
+        }
+        for sequence in &mut self.sequences {
+            if sequence.as_ref().is_some_and(|sequence| sequence.buffers.contains(&buffer)) {
+                *sequence = None;
+            }
+        }
+        if let Some(Buffer { address, .. }) = self.buffers.get_mut(buffer.0).and_then(Option::take) {
+            self.driver.free(address);
+        }
+    }
+
+    fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()> {
+        self.driver.make_current(self.context)?;
+        let address = self.buffer("upload", to)?;
+        let (elements, dtype) = (to.of.shape.elements(), to.of.dtype);
+        if elements != data.len() {
+            let detail = format!("{} elements for a view of {elements}", data.len());
+            return Err(Error::Binding { kernel: "upload", detail });
+        }
+        let unit = dtype.bytes();
+        self.staging.get_mut().upload(address, elements * unit, unit, |at, piece| {
+            encode(dtype, data, at / unit, piece);
+        })
+    }
+
+    fn download(&self, from: &View, out: &mut [f32]) -> Result<()> {
+        check_length(from, out.len())?;
+        self.read(from, |at, piece| {
+            decode(from.of.dtype, piece, |index, value| out[at + index] = value as f32);
+        })
+    }
+
+    fn download_f64(&self, from: &View, out: &mut [f64]) -> Result<()> {
+        check_length(from, out.len())?;
+        self.read(from, |at, piece| {
+            decode(from.of.dtype, piece, |index, value| out[at + index] = value);
+        })
+    }
+
+    fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {
+        self.driver.make_current(self.context)?;
+        for launch in launches {
+            check::check(launch, DEVICE, &[DType::F32, DType::BF16, DType::F16])?;
+            check::disjoint(launch)?;
+            for view in launch.inputs.iter().chain(&launch.outputs) {
+                self.buffer(launch.kernel.name(), view)?;
+            }
+        }
+        let outcome = self.build(launches);
+        self.blas.end_timing();
+        let mut sequence = outcome?;
+        sequence.graph = self.capture(&sequence)?;
+        if let (Some(text), Some(file)) = (self.blas.new_choices(), &self.choices) {
+            // Choices that cannot be kept are made again by the next run.
+            let _ = std::fs::write(file, text);
+        }
+        self.sequences.push(Some(sequence));
+        Ok(SequenceId(self.sequences.len() - 1))
+    }
+
+    fn unbind(&mut self, sequence: SequenceId) {
+        if self.driver.make_current(self.context).is_ok() && self.driver.synchronize(self.stream).is_ok() {
+            if let Some(slot) = self.sequences.get_mut(sequence.0) {
+                *slot = None;
+            }
+        }
+    }
+
+    fn run(&mut self, sequence: SequenceId) -> Result<()> {
+        self.driver.make_current(self.context)?;
+        self.driver.launch_graph(self.sequence(sequence)?.graph, self.stream)
+    }
+
+    fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()> {
+        self.driver.make_current(self.context)?;
+        let launches = self.sequence(sequence)?.ends.len();
+        check_times(launches, times.len())?;
+        while self.events.len() <= launches {
+            self.events.push(self.driver.create_event(true)?);
+        }
+        let bound = self.sequence(sequence)?;
+        self.driver.record(self.events[0], self.stream)?;
+        let mut start = 0;
+        for (launch, &end) in bound.ends.iter().enumerate() {
+            for call in &bound.calls[start..end] {
+                self.issue(call)?;
+            }
+            self.driver.record(self.events[launch + 1], self.stream)?;
+            start = end;
+        }
+        self.driver.synchronize(self.stream)?;
+        for (launch, time) in times.iter_mut().enumerate() {
+            let seconds = self.driver.seconds_between(self.events[launch], self.events[launch + 1])?;
+            *time = Duration::from_secs_f64(seconds.max(1e-9));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        if self.driver.make_current(self.context).is_err() {
+            return;
+        }
+        // Nothing can be done about an error while ending.
+        let _ = self.driver.synchronize(self.stream);
+        self.sequences.clear();
+        for Buffer { address, .. } in self.buffers.drain(..).flatten() {
+            self.driver.free(address);
+        }
+        for &event in &self.events {
+            self.driver.destroy_event(event);
+        }
+        self.driver.free(self.fault);
+    }
+}
+
+fn check_length(view: &View, host: usize) -> Result<()> {
+    let elements = view.of.shape.elements();
+    if elements == host {
+        return Ok(());
+    }
+    let detail = format!("{host} elements for a view of {elements}");
+    Err(Error::Binding { kernel: "download", detail })
+}
+
+/// Writes elements of host data from index `first` on as the device stores them.
+fn encode(dtype: DType, data: HostData<'_>, first: usize, out: &mut [u8]) {
+    fn each<A: Copy, const N: usize>(data: &[A], out: &mut [u8], convert: impl Fn(A) -> [u8; N]) {
+        for (to, &from) in out.chunks_exact_mut(N).zip(data) {
+            to.copy_from_slice(&convert(from));
+        }
+    }
+    fn real<A: Copy>(
+        dtype: DType,
+        data: &[A],
+        out: &mut [u8],
+        single: impl Fn(A) -> f32,
+        index: impl Fn(A) -> u32,
+    ) {
+        match dtype {
+            DType::F32 => each(data, out, |x| single(x).to_le_bytes()),
+            DType::BF16 => each(data, out, |x| half::bf16::from_f32(single(x)).to_le_bytes()),
+            DType::F16 => each(data, out, |x| half::f16::from_f32(single(x)).to_le_bytes()),
+            DType::U32 => each(data, out, |x| index(x).to_le_bytes()),
+        }
+    }
+    match data {
+        HostData::F32(data) => real(dtype, &data[first..], out, |x| x, |x| x as u32),
+        HostData::F64(data) => real(dtype, &data[first..], out, |x| x as f32, |x| x as u32),
+        HostData::U32(data) => real(dtype, &data[first..], out, |x| x as f32, |x| x),
+    }
+}
+
+/// Gives every stored element with its index.
+fn decode(dtype: DType, bytes: &[u8], mut give: impl FnMut(usize, f64)) {
+    let four = |piece: &[u8]| [piece[0], piece[1], piece[2], piece[3]];
+    let two = |piece: &[u8]| [piece[0], piece[1]];
+    for (index, piece) in bytes.chunks_exact(dtype.bytes()).enumerate() {
+        let value = match dtype {
+            DType::F32 => f64::from(f32::from_le_bytes(four(piece))),
+            DType::U32 => f64::from(u32::from_le_bytes(four(piece))),
+            DType::BF16 => half::bf16::from_le_bytes(two(piece)).to_f64(),
+            DType::F16 => half::f16::from_le_bytes(two(piece)).to_f64(),
+        };
+        give(index, value);
+    }
+}

@@ -1,0 +1,179 @@
+//! The kernels' source files, and the modules compiled from them so far.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    driver::{Driver, Function},
+    nvrtc::{Nvrtc, Program},
+};
+use crate::{error::Result, tensor::DType};
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Source {
+    Pointwise,
+    Copy,
+    Norm,
+    Embed,
+    Loss,
+    Reduce,
+    Update,
+    Gemm,
+    Attention,
+    AttentionDecode,
+    AttentionF32,
+}
+
+const HEADERS: [(&str, &str); 3] = [
+    ("prelude.cuh", include_str!("kernels/prelude.cuh")),
+    ("attention.cuh", include_str!("kernels/attention.cuh")),
+    ("matrix.cuh", include_str!("kernels/matrix.cuh")),
+];
+
+impl Source {
+    const ALL: [Source; 11] = [
+        Source::Pointwise,
+        Source::Copy,
+        Source::Norm,
+        Source::Embed,
+        Source::Loss,
+        Source::Reduce,
+        Source::Update,
+        Source::Gemm,
+        Source::Attention,
+        Source::AttentionDecode,
+        Source::AttentionF32,
+    ];
+
+    /// The settings that kernels of the file are launched with.
+    fn settings(self) -> Vec<Vec<(&'static str, usize)>> {
+        let with = |reals: &[usize], name: &'static str, values: &[usize]| {
+            let pairs = reals.iter().flat_map(|&real| values.iter().map(move |&value| (real, value)));
+            pairs.map(|(real, value)| vec![("REAL", real), (name, value)]).collect()
+        };
+        match self {
+            Source::Gemm => with(&[0, 1, 2], "OUT", &[0, 1]),
+            Source::Attention => with(&[1, 2], "HEAD", &[64, 128]),
+            Source::AttentionF32 => vec![vec![("REAL", 0)]],
+            _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Source::Pointwise => "pointwise.cu",
+            Source::Copy => "copy.cu",
+            Source::Norm => "norm.cu",
+            Source::Embed => "embed.cu",
+            Source::Loss => "loss.cu",
+            Source::Reduce => "reduce.cu",
+            Source::Update => "update.cu",
+            Source::Gemm => "gemm.cu",
+            Source::Attention => "attention.cu",
+            Source::AttentionDecode => "attention_decode.cu",
+            Source::AttentionF32 => "attention_f32.cu",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Source::Pointwise => include_str!("kernels/pointwise.cu"),
+            Source::Copy => include_str!("kernels/copy.cu"),
+            Source::Norm => include_str!("kernels/norm.cu"),
+            Source::Embed => include_str!("kernels/embed.cu"),
+            Source::Loss => include_str!("kernels/loss.cu"),
+            Source::Reduce => include_str!("kernels/reduce.cu"),
+            Source::Update => include_str!("kernels/update.cu"),
+            Source::Gemm => include_str!("kernels/gemm.cu"),
+            Source::Attention => include_str!("kernels/attention.cu"),
+            Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
+            Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
+        }
+    }
+}
+
+/// The setting by which a file learns its element type.
+fn real_define(real: DType) -> (&'static str, usize) {
+    let value = match real {
+        DType::F32 | DType::U32 => 0,
+        DType::BF16 => 1,
+        DType::F16 => 2,
+    };
+    ("REAL", value)
+}
+
+/// Compiles every file with all the settings that it knows, and says how many images came out.
+pub(super) fn compile_all(nvrtc: &Nvrtc, architecture: &str, cache: Option<&Path>) -> Result<usize> {
+    let mut count = 0;
+    for source in Source::ALL {
+        let program = Program { name: source.name(), text: source.text(), headers: &HEADERS };
+        for settings in source.settings() {
+            nvrtc.compile(&program, architecture, &settings, cache)?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+/// A file with the settings that it is compiled with.
+type Key = (Source, Vec<(&'static str, usize)>);
+
+/// What was compiled and loaded.
+pub(super) struct Modules {
+    driver: Arc<Driver>,
+    nvrtc: Nvrtc,
+    architecture: String,
+    cache: Option<PathBuf>,
+    loaded: BTreeMap<Key, usize>,
+}
+
+/// Dynamic shared memory that every kernel may use without asking.
+const FREE_SHARED_BYTES: u32 = 48 << 10;
+
+impl Modules {
+    pub fn new(driver: Arc<Driver>, nvrtc: Nvrtc, architecture: String, cache: Option<PathBuf>) -> Self {
+        Modules { driver, nvrtc, architecture, cache, loaded: BTreeMap::new() }
+    }
+
+    /// A kernel, compiled if it is the first of its file.
+    pub fn function(
+        &mut self,
+        source: Source,
+        name: &'static str,
+        real: DType,
+        defines: &[(&'static str, usize)],
+        shared_bytes: u32,
+    ) -> Result<Function> {
+        let mut settings = vec![real_define(real)];
+        settings.extend_from_slice(defines);
+        let key = (source, settings);
+        let module = match self.loaded.get(&key) {
+            Some(&module) => module,
+            None => {
+                let program = Program { name: source.name(), text: source.text(), headers: &HEADERS };
+                let image =
+                    self.nvrtc.compile(&program, &self.architecture, &key.1, self.cache.as_deref())?;
+                let module = self.driver.load_module(&image)?;
+                self.loaded.insert(key, module);
+                module
+            }
+        };
+        let function = self.driver.function(module, name)?;
+        if shared_bytes > FREE_SHARED_BYTES {
+            self.driver.allow_shared(function, shared_bytes)?;
+        }
+        Ok(function)
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        for &module in self.loaded.values() {
+            self.driver.unload_module(module);
+        }
+    }
+}

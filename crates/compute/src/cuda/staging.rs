@@ -1,0 +1,134 @@
+//! The way between host and device: pinned memory that the device copies by itself, so that an upload costs the host a copy of
+//! its own and no wait.
+//!
+//! An upload goes to a ring on its own stream, while the card may still be computing, and from there to its place in the order
+//! of the compute stream. Each half of the ring is used again only when the compute stream has passed the last copy out of it.
+#![expect(unsafe_code, reason = "memory that the card copies by itself")]
+
+use std::sync::Arc;
+
+use super::driver::Driver;
+use crate::error::Result;
+
+/// Bytes of half a ring.
+const HALF_BYTES: usize = 8 << 20;
+
+/// The ring and its streams.
+pub(super) struct Staging {
+    driver: Arc<Driver>,
+    compute: usize,
+    uploads: usize,
+    pinned: *mut u8,
+    ring: u64,
+    arrived: usize,
+    halves: [Half; 2],
+    current: usize,
+}
+
+// SAFETY: the pinned memory belongs to this value alone and may be used from whatever thread owns it.
+unsafe impl Send for Staging {}
+
+struct Half {
+    used: usize,
+    /// Passed by the compute stream when everything in this half has reached its place.
+    drained: usize,
+}
+
+impl Staging {
+    pub fn new(driver: Arc<Driver>, compute: usize) -> Result<Self> {
+        let uploads = driver.create_stream()?;
+        let pinned = driver.allocate_pinned(2 * HALF_BYTES)?;
+        let ring = driver.allocate(2 * HALF_BYTES)?;
+        let arrived = driver.create_event(false)?;
+        let half = || -> Result<Half> { Ok(Half { used: 0, drained: driver.create_event(false)? }) };
+        let halves = [half()?, half()?];
+        Ok(Staging { driver, compute, uploads, pinned, ring, arrived, halves, current: 0 })
+    }
+
+    /// Sends bytes to an address, in pieces that `fill` writes: it is given where in the whole a piece starts. `unit` divides
+    /// the bytes of every piece.
+    pub fn upload(
+        &mut self,
+        to: u64,
+        bytes: usize,
+        unit: usize,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < bytes {
+            let room = (HALF_BYTES - self.halves[self.current].used) / unit * unit;
+            let piece = (bytes - done).min(room);
+            if piece == 0 {
+                self.turn()?;
+                continue;
+            }
+            let at = self.current * HALF_BYTES + self.halves[self.current].used;
+            // SAFETY: the piece lies inside this half of the pinned memory, which no copy reads: `turn` waited for them.
+            let memory = unsafe { std::slice::from_raw_parts_mut(self.pinned.add(at), piece) };
+            fill(done, memory);
+            let ring = self.ring + at as u64;
+            // SAFETY: the piece stays as it is until this half is entered again.
+            unsafe { self.driver.copy_in(ring, memory.as_ptr(), piece, self.uploads)? };
+            self.driver.record(self.arrived, self.uploads)?;
+            self.driver.wait(self.compute, self.arrived)?;
+            self.driver.copy(to + done as u64, ring, piece, self.compute)?;
+            self.halves[self.current].used += piece.next_multiple_of(256);
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Leaves this half and enters the other, which must have been emptied.
+    fn turn(&mut self) -> Result<()> {
+        self.driver.record(self.halves[self.current].drained, self.compute)?;
+        self.current = 1 - self.current;
+        self.driver.synchronize_event(self.halves[self.current].drained)?;
+        self.halves[self.current].used = 0;
+        Ok(())
+    }
+
+    /// Brings bytes from an address after everything on the compute stream, and gives them to `take` in pieces.
+    pub fn download(
+        &mut self,
+        from: u64,
+        bytes: usize,
+        unit: usize,
+        mut take: impl FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        // Everything on the stream ends here, so both halves are free.
+        let mut done = 0;
+        loop {
+            let piece = (bytes - done).min(2 * HALF_BYTES / unit * unit);
+            // SAFETY: the pinned memory has room, and nothing else uses it: the stream is waited for before and after.
+            unsafe {
+                if done == 0 {
+                    self.driver.synchronize(self.compute)?;
+                }
+                self.driver.copy_out(self.pinned, from + done as u64, piece, self.compute)?;
+                self.driver.synchronize(self.compute)?;
+                take(done, std::slice::from_raw_parts(self.pinned, piece));
+            }
+            done += piece;
+            if done >= bytes {
+                break;
+            }
+        }
+        self.halves[self.current].used = 0;
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Nothing can be done about an error while ending.
+        let _ = self.driver.synchronize(self.uploads);
+        let _ = self.driver.synchronize(self.compute);
+        for half in &self.halves {
+            self.driver.destroy_event(half.drained);
+        }
+        self.driver.destroy_event(self.arrived);
+        self.driver.free(self.ring);
+        self.driver.free_pinned(self.pinned);
+        self.driver.destroy_stream(self.uploads);
+    }
+}

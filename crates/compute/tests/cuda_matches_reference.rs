@@ -1,0 +1,119 @@
+//! The CUDA backend against the reference: every kernel, odd shapes, every element type. Without a card the tests say so and pass,
+//! unless IRONMILL_REQUIRE_CUDA is set.
+
+mod cases;
+
+use cases::{Case, all, compare_within, indices, random, run};
+use ironmill_compute::{Cuda, CudaOptions, DType, Device, Error, IGNORED, Kernel, LossShape, Op, TensorType};
+
+fn cuda() -> Option<Cuda> {
+    let options = CudaOptions { folders: vec!["/usr/local/cuda/lib64".into()], ..CudaOptions::default() };
+    match Cuda::new(&options) {
+        Ok(cuda) => Some(cuda),
+        Err(error) if std::env::var_os("IRONMILL_REQUIRE_CUDA").is_some() => panic!("{error}"),
+        Err(error) => {
+            eprintln!("skipped, because there is no CUDA card to use: {error}");
+            None
+        }
+    }
+}
+
+/// Every case in every element type that a program can have it in.
+fn cases() -> Vec<Case> {
+    let plain = all();
+    let narrow = [DType::BF16, DType::F16];
+    let narrow: Vec<Case> = narrow
+        .iter()
+        .flat_map(|&dtype| plain.iter().filter_map(move |case| case.in_working_type(dtype)))
+        .collect();
+    [plain, narrow].concat()
+}
+
+/// The matrix units of a card cut sums off where a processor rounds them, so their errors do not average out as well.
+fn slack(case: &Case) -> f64 {
+    if case.products() == DType::F32 { 1.0 } else { 2.0 }
+}
+
+#[test]
+fn every_kernel_matches_the_reference_in_every_type() {
+    let Some(mut cuda) = cuda() else { return };
+    let mut failures = Vec::new();
+    let cases = cases();
+    for case in &cases {
+        let failure = match run(&mut cuda, case) {
+            Ok(actual) => compare_within(slack(case), case, &actual, &case.expected()).err(),
+            Err(error) => Some(format!("{error}, in {}", case.name())),
+        };
+        // A card that stopped answers nothing any more.
+        let is_lost = failure.as_ref().is_some_and(|failure| failure.contains("the card stopped"));
+        failures.extend(failure);
+        if is_lost {
+            break;
+        }
+    }
+    let shown: Vec<&str> =
+        failures.iter().map(|failure| &failure[..failure.len().min(600)]).take(60).collect();
+    assert!(failures.is_empty(), "{} of {} cases failed:\n{}", failures.len(), cases.len(), shown.join("\n"));
+}
+
+#[test]
+fn the_same_launch_gives_the_same_bits() {
+    let Some(mut cuda) = cuda() else { return };
+    let bits = |outputs: Vec<Vec<f64>>| outputs.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for case in cases() {
+        let [first, second] = [0, 1].map(|_| bits(run(&mut cuda, &case).unwrap()));
+        assert_eq!(first, second, "{}", case.name());
+    }
+}
+
+#[test]
+fn an_id_outside_the_table_is_an_error_that_names_it() {
+    let Some(mut cuda) = cuda() else { return };
+    let mut check = |op: Op, inputs: Vec<cases::Tensor>, expected: (usize, usize)| {
+        let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.of).collect();
+        let outputs = op.outputs(&types).unwrap().iter().map(|of| random(of.shape.dims(), 1)).collect();
+        let case = Case { kernel: Kernel::Op(op), inputs, outputs, terms: 1 };
+        match run(&mut cuda, &case) {
+            Err(Error::IndexOutOfRange { index, rows, .. }) => assert_eq!((index, rows), expected),
+            other => panic!("{other:?}"),
+        }
+    };
+    check(Op::Embed, vec![random(&[5, 2], 1), indices(&[3], vec![4, 5, 0])], (5, 5));
+    check(
+        Op::EmbedGrad { rows: 5 },
+        vec![indices(&[1], vec![u32::MAX]), random(&[1, 2], 1)],
+        (u32::MAX as usize, 5),
+    );
+    let logits = || vec![random(&[2, 3], 1), indices(&[2], vec![IGNORED, 3]), random(&[2], 2)];
+    check(Op::CrossEntropy(LossShape::default()), logits(), (3, 3));
+    let turned = vec![random(&[1, 2, 4], 1), indices(&[1, 2], vec![6, 7]), random(&[7, 4], 2)];
+    check(Op::Rope { inverse: false }, turned, (7, 7));
+}
+
+#[test]
+fn a_sequence_ends_with_the_memory_it_names() {
+    let Some(mut cuda) = cuda() else { return };
+    let case = &all()[0];
+    let bound = cases::bind(&mut cuda, case).unwrap();
+    cuda.run(bound.sequence).unwrap();
+    cuda.free(bound.outputs()[0].buffer);
+    assert!(matches!(cuda.run(bound.sequence), Err(Error::Binding { .. })));
+}
+
+/// Compiling needs the compiler alone, so that a machine without a card can check every kernel.
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    let folders: Vec<_> =
+        std::env::var_os("IRONMILL_CUDA_LIBRARIES").iter().flat_map(std::env::split_paths).collect();
+    for architecture in ["sm_80", "sm_90a", "sm_100"] {
+        match ironmill_compute::cuda::compile_all(&folders, architecture, None) {
+            Ok(count) => assert!(count > 10, "{count} images"),
+            Err(error @ Error::LibraryMissing { .. }) => {
+                assert!(std::env::var_os("IRONMILL_REQUIRE_NVRTC").is_none(), "{error}");
+                eprintln!("skipped: {error}");
+                return;
+            }
+            Err(error) => panic!("{architecture}: {error}"),
+        }
+    }
+}
