@@ -36,7 +36,7 @@ Examples:
 /// What both take.
 #[derive(clap::Args)]
 pub struct Common {
-    /// The device to measure
+    /// The device to measure: cpu, cuda, cuda:1 …
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     device: String,
     /// What products are computed in
@@ -68,6 +68,9 @@ pub struct StepArgs {
     /// Samples of a step [default: the model's]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
+    /// Samples of a micro-batch; must divide the batch [default: the batch]
+    #[arg(long, value_name = "N")]
+    micro_batch: Option<NonZeroUsize>,
     /// Tokens of a sample [default: the model's]
     #[arg(long, value_name = "N")]
     context: Option<NonZeroUsize>,
@@ -110,7 +113,8 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
                 ..args.model
             };
             let steps = args.steps.map(NonZeroUsize::get);
-            let plan = Plan { sizes, steps, batching: args.batching, kernels: args.kernels };
+            let micro_rows = or(args.micro_batch, sizes.batch);
+            let plan = Plan { sizes, steps, micro_rows, batching: args.batching, kernels: args.kernels };
             step::run(&context.show, &args.common.device, plan, settings(&args.common, args.quick))
         }
     }

@@ -92,7 +92,12 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
 
 /// The type that activations are kept in: a card keeps them in 16 bits, a processor in 32.
 fn working(precision: &str, device: &str) -> Option<DType> {
-    (precision == "bf16" && cuda::ordinal(device).is_some()).then_some(DType::BF16)
+    cuda::ordinal(device)?;
+    match precision {
+        "bf16" => Some(DType::BF16),
+        "fp16" => Some(DType::F16),
+        _ => None,
+    }
 }
 
 /// How products are computed where activations are kept in f32.

@@ -50,10 +50,12 @@ pub fn train(
         if step >= session.steps {
             break Ok(());
         }
-        if stop.load(Ordering::Relaxed) {
+        let is_stopping = stop.load(Ordering::Relaxed);
+        // A step that the device is already working on ends first.
+        if is_stopping && !session.trainer.is_ahead() {
             break session.save().and_then(|()| Err(stopped(run, step)));
         }
-        match session.step() {
+        match session.step(is_stopping) {
             Ok(measured) => evaluation = measured.or(evaluation),
             Err(failure) => break Err(failure),
         }
@@ -133,9 +135,23 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// One step, and what is due after it.
-    fn step(&mut self) -> Result<Option<Evaluation>> {
-        let report = self.trainer.step(&self.loader)?;
+    /// One step, and what is due after it. Where nothing is, the device may go on with the next step meanwhile.
+    fn step(&mut self, is_stopping: bool) -> Result<Option<Evaluation>> {
+        let step = self.trainer.step_count() + 1;
+        let pauses = is_stopping
+            || step >= self.steps
+            || [&self.evaluate, &self.save, &self.sample].iter().any(|due| due.will_be(step));
+        let report = self.trainer.step_ahead(&self.loader, !pauses)?;
+        if report.skipped {
+            self.context.show.detail(&format!(
+                "step {}: gradients overflowed fp16, nothing was changed and the loss scale is halved",
+                report.step
+            ));
+        }
+        if self.trainer.is_ahead() {
+            self.tell(&report, None)?;
+            return Ok(None);
+        }
         let is_last = report.step >= self.steps;
         let measured = if self.evaluate.now(report.step) || is_last { self.measure()? } else { None };
         self.tell(&report, measured)?;
@@ -173,6 +189,9 @@ impl<'a> Session<'a> {
             "seconds": report.elapsed.as_secs_f64(),
             "wait_seconds": report.waited.as_secs_f64(),
         });
+        if report.skipped {
+            object["skipped"] = true.into();
+        }
         if let Some(evaluation) = measured {
             object["validation_loss"] = evaluation.loss.into();
             object["bits_per_byte"] = evaluation.bits_per_byte.into();
@@ -336,6 +355,14 @@ struct Due {
 impl Due {
     fn new(cadence: Cadence) -> Due {
         Due { cadence, last: Instant::now() }
+    }
+
+    /// Whether it will be due after a step that is yet to be taken.
+    fn will_be(&self, step: u64) -> bool {
+        match self.cadence {
+            Cadence::Steps(every) => every > 0 && step.is_multiple_of(every),
+            Cadence::Time(every) => self.last.elapsed() >= every,
+        }
     }
 
     fn now(&mut self, step: u64) -> bool {

@@ -189,14 +189,14 @@ impl Rule<'_> {
 
     /// An optimiser changes `flat` buffers of one length and its counter.
     fn optimiser(&self, ranges: &[UpdateRange], flat: usize) -> Result<()> {
-        self.count(3, flat + 1)?;
+        self.count(4, flat + 1)?;
         let elements = self.inputs[0].shape.elements();
         let same = self.outputs[..flat].iter().all(|state| state.shape.elements() == elements);
         self.ensure(same, "parameters, gradients and moments must have one length")?;
-        let scalars = [self.inputs[1], self.inputs[2], self.outputs[flat]];
+        let scalars = [self.inputs[1], self.inputs[2], self.inputs[3], self.outputs[flat]];
         self.ensure(
             scalars.iter().all(|of| of.shape.elements() == 1),
-            "norm, rate and counter are one number each",
+            "norm, rate, exponent and counter are one number each",
         )?;
         let mut ranges: Vec<(usize, usize)> = ranges.iter().map(|range| (range.start, range.len)).collect();
         ranges.sort_unstable();

@@ -16,6 +16,15 @@ pub struct BufferId(pub(crate) usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceId(pub(crate) usize);
 
+/// A read of a few numbers that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadId(pub(crate) usize);
+
+/// The most numbers of one read that is begun and ended.
+pub const READ_NUMBERS: usize = 16;
+/// How many such reads may be under way.
+pub const READS: usize = 4;
+
 /// A tensor at its place in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
@@ -94,6 +103,19 @@ pub trait Device: Send {
     /// Reads all elements of a view as double precision.
     fn download_f64(&self, from: &View, out: &mut [f64]) -> Result<()>;
 
+    /// Bytes of the device's memory that are in use since it was opened, where that is known.
+    fn used_bytes(&self) -> Option<usize>;
+
+    /// Whether `run` may return before the work is done, so that the caller can prepare what comes next meanwhile.
+    fn runs_ahead(&self) -> bool;
+
+    /// Begins to read f32 views of at most [`READ_NUMBERS`] numbers together, as they are when everything that was run so far
+    /// has ended. Of the reads that are begun, the last [`READS`] can be ended.
+    fn begin_read(&mut self, views: &[View]) -> Result<ReadId>;
+
+    /// Waits for a read and gives its numbers.
+    fn end_read(&mut self, read: ReadId, out: &mut [f32]) -> Result<()>;
+
     /// Checks launches against memory and makes them ready to run, in this order.
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId>;
 
@@ -105,6 +127,49 @@ pub trait Device: Send {
 
     /// Does the same and says how long each launch took, from the end of the one before. `times` has a place for each.
     fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()>;
+}
+
+/// Numbers that were read at once, for devices that do not run ahead.
+#[derive(Default)]
+pub(crate) struct Reads {
+    slots: [[f32; READ_NUMBERS]; READS],
+    next: usize,
+}
+
+impl Reads {
+    /// Reads views one behind the other with a device's own download.
+    pub fn begin(
+        &mut self,
+        views: &[View],
+        download: impl Fn(&View, &mut [f32]) -> Result<()>,
+    ) -> Result<ReadId> {
+        let read = ReadId(self.next);
+        let slot = &mut self.slots[self.next % READS];
+        let mut start = 0;
+        for view in views {
+            let end = start + view.of.shape.elements();
+            download(view, check_read(slot, start, end)?)?;
+            start = end;
+        }
+        self.next += 1;
+        Ok(read)
+    }
+
+    /// The numbers of a read.
+    pub fn end(&self, read: ReadId, out: &mut [f32]) -> Result<()> {
+        let len = out.len();
+        let mut slot = self.slots[read.0 % READS];
+        out.copy_from_slice(check_read(&mut slot, 0, len)?);
+        Ok(())
+    }
+}
+
+/// A part of a read's numbers, if there are as many.
+pub(crate) fn check_read(slot: &mut [f32; READ_NUMBERS], start: usize, end: usize) -> Result<&mut [f32]> {
+    slot.get_mut(start..end).ok_or_else(|| Error::Binding {
+        kernel: "read",
+        detail: format!("{end} numbers where a read has at most {READ_NUMBERS}"),
+    })
 }
 
 /// Refuses a list of times that does not have a place for every launch.

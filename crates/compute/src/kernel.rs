@@ -110,9 +110,11 @@ pub struct UpdateRange {
 }
 
 /// Adam (Kingma & Ba, 2015) and AdamW (Loshchilov & Hutter, 2019) over flat buffers:
-/// `(gradients, norm [1], learning rate [1]) → parameters, first moment, second moment, step counter u32[1]`, all state.
+/// `(gradients, norm [1], learning rate [1], exponent [1]) → parameters, first moment, second moment, step counter u32[1]`,
+/// all state.
 ///
-/// Gradients are scaled by min(1, clip / norm). When the norm is not finite nothing is written, and the counter that
+/// The loss may have been multiplied by 2^exponent, to keep small gradients from vanishing in 16 bits: gradients and norm are
+/// divided by it first. Then gradients are scaled by min(1, clip / norm). When the norm is not finite nothing is written, and the counter that
 /// corrects the moments' bias does not advance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adam {
@@ -131,9 +133,9 @@ pub struct Adam {
 }
 
 /// Stochastic gradient descent with momentum:
-/// `(gradients, norm [1], learning rate [1]) → parameters, momentum, step counter u32[1]`, all state.
+/// `(gradients, norm [1], learning rate [1], exponent [1]) → parameters, momentum, step counter u32[1]`, all state.
 ///
-/// Clipping and a norm that is not finite are treated as in [`Adam`]; weight decay adds to the gradient.
+/// The exponent, clipping and a norm that is not finite are treated as in [`Adam`]; weight decay adds to the gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
     /// Decay of the running sum of gradients.

@@ -42,7 +42,7 @@ mod tensor;
 
 pub use cpu::Cpu;
 pub use cuda::{Cuda, CudaOptions};
-pub use device::{BufferId, Device, HostData, Launch, SequenceId, View};
+pub use device::{BufferId, Device, HostData, Launch, ReadId, SequenceId, View};
 pub use error::{Error, Result};
 pub use kernel::{Adam, Expansion, HeadLoss, Kernel, Operand, Sgd, UpdateRange};
 pub use op::{Attention, IGNORED, LossShape, Mask, Op};

@@ -1,7 +1,6 @@
 //! Running a bound sequence allocates nothing, counted over all threads by the allocator itself.
 #![expect(unsafe_code, reason = "an allocator that counts is an implementation of an unsafe trait")]
 
-#[expect(dead_code, reason = "each test binary uses a part of it")]
 mod cases;
 
 use std::{

@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Duration};
 
 use ironmill_compute::{
-    BufferId, DType, Device, HostData, Kernel, Launch, SequenceId, Shape, TensorType, View,
+    BufferId, DType, Device, HostData, Kernel, Launch, ReadId, SequenceId, Shape, TensorType, View,
     kernel::PROCESSOR_LOGITS,
 };
 
@@ -161,7 +161,26 @@ impl Runtime {
         Ok(self.device.download(&view, out)?)
     }
 
-    /// The same in double precision, for checks on the reference backend.
+    /// Whether a run may return before its work is done.
+    pub fn runs_ahead(&self) -> bool {
+        self.device.runs_ahead()
+    }
+
+    /// Begins to read a kept number of a program that was just run and the first number of a state, as they are when
+    /// everything that was run so far has ended.
+    pub fn begin_read(&mut self, program: ProgramId, tensor: Tensor, state: StateId) -> Result<ReadId> {
+        let views = [self.kept_view(program, tensor)?, self.state_view(state, 0..1)];
+        Ok(self.device.begin_read(&views)?)
+    }
+
+    /// Waits for such a read.
+    pub fn end_read(&mut self, read: ReadId) -> Result<[f32; 2]> {
+        let mut numbers = [0.0; 2];
+        self.device.end_read(read, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Reads a kept value in double precision, for checks on the reference backend.
     pub fn read_f64(&self, program: ProgramId, tensor: Tensor) -> Result<Vec<f64>> {
         let view = self.kept_view(program, tensor)?;
         let mut out = vec![0.0; view.of.shape.elements()];

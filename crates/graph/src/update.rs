@@ -30,7 +30,9 @@ pub struct Update {
     pub graph: Graph,
     /// Input: the learning rate of this step.
     pub learning_rate: Tensor,
-    /// Output: the global norm before clipping; when it is not finite, nothing was changed.
+    /// Input: the loss of this step was multiplied by two to the power of this; nothing if it is not written.
+    pub exponent: Tensor,
+    /// Output: the global norm of that multiple, before clipping; when it is not finite, nothing was changed.
     pub norm: Tensor,
 }
 
@@ -50,6 +52,7 @@ pub fn update_program(state: OptimiserState, optimiser: Optimiser) -> Update {
     let flat = TensorType::new(&[state.len], DType::F32);
     let gradients = graph.state(state.gradients, 0, flat);
     let learning_rate = graph.input("learning_rate", &[1], DType::F32);
+    let exponent = graph.input("loss_exponent", &[1], DType::F32);
     let norm = graph.value(TensorType::new(&[1], DType::F32));
     graph.push(Kernel::GlobalNorm, vec![gradients], vec![norm]);
     let mut changed = vec![graph.state(state.parameters, 0, flat), graph.state(state.first_moment, 0, flat)];
@@ -59,7 +62,7 @@ pub fn update_program(state: OptimiserState, optimiser: Optimiser) -> Update {
         Optimiser::Adam(adam) => Kernel::Adam(adam),
         Optimiser::Sgd(sgd) => Kernel::Sgd(sgd),
     };
-    graph.push(kernel, vec![gradients, norm, learning_rate], changed);
+    graph.push(kernel, vec![gradients, norm, learning_rate, exponent], changed);
     graph.keep(norm);
-    Update { graph, learning_rate, norm }
+    Update { graph, learning_rate, exponent, norm }
 }

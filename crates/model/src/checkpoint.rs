@@ -28,6 +28,7 @@ use crate::{
     config::ModelConfig,
     error::{Error, Result},
     hugging_face,
+    train::LossScale,
     weights::{load_weights, save_weights},
 };
 
@@ -55,6 +56,9 @@ pub struct TrainerState {
     pub seed: u64,
     /// The optimiser that the moments belong to.
     pub optimizer: String,
+    /// The loss scale, where training has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
 }
 
 /// All that a resumed run needs.
@@ -347,6 +351,7 @@ mod tests {
             samples: 4 * step,
             tokens: 48 * step,
             updates: step as u32,
+            loss_scale: None,
             seed: 9,
             optimizer: "adamw".into(),
         };

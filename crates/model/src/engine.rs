@@ -101,6 +101,11 @@ impl Engine {
         self.runtime.device().describe()
     }
 
+    /// Bytes of the device's memory that are in use, where that is known.
+    pub fn used_bytes(&self) -> Option<usize> {
+        self.runtime.device().used_bytes()
+    }
+
     /// All parameters, in the flat layout.
     pub fn parameters(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.model.layout().len()];

@@ -50,7 +50,7 @@ pub use generate::{Finish, GenerateOptions, Generated, window_start};
 pub use objective::Objective;
 pub use sampling::Sampling;
 pub use train::{
-    Batch, Betas, Decay, KernelTime, MemoryPlan, OptimizerOptions, Schedule, StepProfile, StepReport,
-    TrainOptions, Trainer,
+    Batch, Betas, Decay, KernelTime, LossScale, MemoryPlan, OptimizerOptions, Schedule, StepProfile,
+    StepReport, TrainOptions, Trainer,
 };
 pub use weights::{load_weights, save_weights};

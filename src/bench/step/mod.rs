@@ -12,7 +12,7 @@ use super::random::Random;
 use super::{Clock, Settings, Spread, Time, cpu};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
-use crate::show::numbers::grouped;
+use crate::show::numbers::{bytes, grouped};
 use crate::stages::cuda;
 use batching::Batching;
 use ironmill_compute::kernel::CARD_LOGITS;
@@ -32,6 +32,8 @@ pub struct Plan {
     pub steps: Option<usize>,
     /// Whether to compare a large batch with many small ones.
     pub batching: bool,
+    /// Samples of a micro-batch; divides the batch.
+    pub micro_rows: usize,
     /// Whether to show every kernel.
     pub kernels: bool,
 }
@@ -48,6 +50,8 @@ struct Measured {
     parameters: usize,
     flops_per_token: f64,
     products: usize,
+    /// Bytes that were planned, and that are in use on a device that says.
+    memory: (usize, Option<usize>),
     profile: StepProfile,
     batching: Option<Batching>,
 }
@@ -86,12 +90,12 @@ pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<
             let limits = CardLimits::measure(&mut *card, settings.precision, settings.quick)?;
             let working = Some(settings.precision.stored()).filter(|dtype| *dtype != DType::F32);
             let passes = Passes { head_elements: CARD_LOGITS, ..Passes::ALL };
-            (Machine::of_card(&limits), Subject::new(card, plan.sizes, plan.sizes.batch, passes, working)?)
+            (Machine::of_card(&limits), Subject::new(card, plan.sizes, plan.micro_rows, passes, working)?)
         }
         None => {
             let device = cpu(device, settings.threads)?;
             let limits = Limits::measure(&device, settings.quick)?;
-            let subject = Subject::new(Box::new(device), plan.sizes, plan.sizes.batch, passes, None)?;
+            let subject = Subject::new(Box::new(device), plan.sizes, plan.micro_rows, passes, None)?;
             (Machine::of_processor(&limits, settings), subject)
         }
     };
@@ -108,6 +112,7 @@ pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<
         parameters: subject.trainer.engine().model().layout().count(),
         flops_per_token: plan.sizes.config().flops_per_token() as f64,
         products: subject.trainer.products_per_step(),
+        memory: (subject.planned_bytes, subject.trainer.engine().used_bytes()),
         profile,
         batching: plan.batching.then(|| Batching::measure(plan.sizes, passes, settings)).transpose()?,
         plan,
@@ -121,6 +126,7 @@ pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<
 struct Subject {
     trainer: Trainer,
     loader: Loader,
+    planned_bytes: usize,
 }
 
 impl Subject {
@@ -140,18 +146,20 @@ impl Subject {
             working,
             ..TrainOptions::new(sizes.batch, sizes.context, schedule)
         };
+        let planned_bytes = Trainer::plan(&model, &options)?.total_bytes();
         let trainer = Trainer::new(device, model, options, &values)?;
         let mut random = Random::new(7);
         let length = 50 * (sizes.tokens() + 1);
         let tokens = (0..length).map(|_| random.below(sizes.vocab)).collect();
         let stream = TokenStream::from_tokens(tokens, length as u64);
         let loader = Loader::new(stream, Sampler::Random, 1, sizes.context, sizes.batch)?;
-        Ok(Subject { trainer, loader })
+        Ok(Subject { trainer, loader, planned_bytes })
     }
 
+    /// A step, with the next one given ahead to a device that can take it: as training does.
     fn step(&mut self) -> Result<Time> {
         let started = Clock::now();
-        self.trainer.step(&self.loader)?;
+        self.trainer.step_ahead(&self.loader, true)?;
         Ok(started.elapsed())
     }
 
@@ -168,6 +176,8 @@ impl Subject {
 
     /// A step in its parts: of a few, the one in the middle, so that its parts are those of one real step.
     fn profile(&mut self, most: usize, seconds: f64) -> Result<StepProfile> {
+        // The step that is under way ends first.
+        self.trainer.step_ahead(&self.loader, false)?;
         let began = Clock::now();
         let mut profiles = vec![self.trainer.profile_step(&self.loader)?];
         while profiles.len() < most && began.elapsed().wall < seconds {
@@ -218,6 +228,12 @@ impl Measured {
             self.products,
             grouped(self.parameters as u64),
         );
+        let (planned, used) = self.memory;
+        let used = used.map_or(String::new(), |used| {
+            format!(", {} in use ({:.2} of it)", bytes(used as u64), used as f64 / planned as f64)
+        });
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "memory      {} planned{used}", bytes(planned as u64));
         if let Some(batching) = &self.batching {
             text.push_str(&batching.line());
         }
@@ -289,6 +305,9 @@ impl Measured {
             "share_of_peak": self.share(self.counted.median),
             "best_share_of_peak": self.share(self.counted.best),
             "products_per_step": self.products,
+            "micro_batch": self.plan.micro_rows,
+            "planned_bytes": self.memory.0,
+            "used_bytes": self.memory.1,
             "profiled_s": total,
             "stages": stages,
             "kernels": kernels,

@@ -79,6 +79,9 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
 }
 
 fn check(train: &TrainConfig) -> Result<()> {
+    if train.precision == "fp16" && cuda::ordinal(&train.device).is_none() {
+        return Err(bad("train.precision = \"fp16\" is for train.device = \"cuda\": use bf16 or fp32 here"));
+    }
     if let Length::Epochs(epochs) = train.length
         && epochs <= 0.0
     {

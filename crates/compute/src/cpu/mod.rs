@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     check,
-    device::{BufferId, Device, HostData, Launch, SequenceId, View, check_times},
+    device::{BufferId, Device, HostData, Launch, ReadId, Reads, SequenceId, View, check_times},
     error::{Error, Result},
     kernel::Kernel,
     tensor::DType,
@@ -41,6 +41,7 @@ pub struct Cpu {
     sequences: Vec<Option<Vec<Step>>>,
     shared: Scratch,
     partials: Vec<f64>,
+    reads: Reads,
 }
 
 /// A launch that was checked against memory.
@@ -69,6 +70,7 @@ impl Cpu {
             sequences: Vec::new(),
             shared: Scratch::default(),
             partials: Vec::new(),
+            reads: Reads::default(),
         })
     }
 
@@ -84,7 +86,7 @@ impl Cpu {
 
     /// Runs a sequence and tells `after` the index of every launch that has ended.
     fn run_and(&mut self, sequence: SequenceId, mut after: impl FnMut(usize)) -> Result<()> {
-        let Cpu { simd, pool, memory, sequences, shared, partials } = self;
+        let Cpu { simd, pool, memory, sequences, shared, partials, .. } = self;
         let Some(Some(steps)) = sequences.get(sequence.0) else {
             let detail = "the sequence was unbound, or a buffer that it names was freed".into();
             return Err(Error::Binding { kernel: "run", detail });
@@ -206,6 +208,25 @@ impl Device for Cpu {
             _ => convert(elements, out, f64::from),
         }
         Ok(())
+    }
+
+    fn used_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
+    fn begin_read(&mut self, views: &[View]) -> Result<ReadId> {
+        let mut reads = std::mem::take(&mut self.reads);
+        let read = reads.begin(views, |view, out| self.download(view, out));
+        self.reads = reads;
+        read
+    }
+
+    fn end_read(&mut self, read: ReadId, out: &mut [f32]) -> Result<()> {
+        self.reads.end(read, out)
     }
 
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {

@@ -463,21 +463,32 @@ impl Blas {
         if let Some(algorithm) = self.choices.get(&key) {
             return Ok(*algorithm);
         }
-        if candidates.len() == 1 || product.multiplications() < WORTH_TIMING {
-            return Ok(candidates[0]);
-        }
-        let mut best = (f64::INFINITY, candidates[0]);
+        let is_worth_timing = product.multiplications() >= WORTH_TIMING;
+        let mut best: Option<(f64, Algorithm)> = None;
+        let mut refusal = None;
         for algorithm in candidates {
-            // A proposal that does not run here is passed over; if none runs, the first is run later and says why.
-            if let Ok(seconds) = self.time(product, description, algorithm, best.0, stream)
-                && seconds < best.0
-            {
-                best = (seconds, *algorithm);
+            // A proposal may turn out not to run: it is passed over. Running also loads the kernel, which a capture could not.
+            let limit = best.map_or(f64::INFINITY, |(seconds, _)| seconds);
+            match self.time(product, description, algorithm, limit, stream) {
+                Ok(seconds) if seconds < limit => best = Some((seconds, *algorithm)),
+                Ok(_) => (),
+                Err(error) => refusal = Some(error),
+            }
+            if best.is_some() && !is_worth_timing {
+                break;
             }
         }
-        self.choices.insert(key, best.1);
+        let Some((_, algorithm)) = best else {
+            let detail = refusal.map_or("no algorithm was proposed".into(), |error| error.to_string());
+            return Err(Error::Cuda {
+                call: "cublasLtMatmul",
+                detail: format!("no proposal for {key} runs: {detail}"),
+                advice: "report this with the output of `ironmill doctor`",
+            });
+        };
+        self.choices.insert(key, algorithm);
         self.chosen_anew = true;
-        Ok(best.1)
+        Ok(algorithm)
     }
 
     /// The least time of a few runs on random numbers; one run where it is far from the best.

@@ -27,6 +27,7 @@ symbols! {
         cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int);
         cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int);
         cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
+        cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint);
         cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int);
         cuDevicePrimaryCtxRelease_v2(device: c_int);
         cuCtxSetCurrent(context: usize);
@@ -79,6 +80,8 @@ const NON_BLOCKING: c_uint = 1;
 /// Other threads may go on using the driver while a stream is captured.
 const CAPTURE_THREAD_LOCAL: c_uint = 1;
 const NO_TIMING: c_uint = 2;
+/// Whoever waits for the event sleeps.
+const BLOCKING_EVENT: c_uint = 1;
 
 /// A kernel that can be launched.
 #[derive(Clone, Copy, Debug)]
@@ -176,7 +179,12 @@ impl Driver {
     }
 
     pub fn retain_context(&self, device: c_int) -> Result<usize> {
+        /// A thread that waits for the card sleeps, so that the processor is free for the data of the next step.
+        const BLOCKING_WAIT: c_uint = 4;
         let mut context = 0;
+        // SAFETY: a number and a flag.
+        let status = unsafe { (self.api.cuDevicePrimaryCtxSetFlags_v2)(device, BLOCKING_WAIT) };
+        self.check("cuDevicePrimaryCtxSetFlags", status)?;
         // SAFETY: the driver writes one handle.
         let status = unsafe { (self.api.cuDevicePrimaryCtxRetain)(&mut context, device) };
         self.check("cuDevicePrimaryCtxRetain", status)?;
@@ -315,7 +323,7 @@ impl Driver {
 
     pub fn create_event(&self, timed: bool) -> Result<usize> {
         let mut event = 0;
-        let flags = if timed { 0 } else { NO_TIMING };
+        let flags = BLOCKING_EVENT | if timed { 0 } else { NO_TIMING };
         // SAFETY: the driver writes one handle.
         self.check("cuEventCreate", unsafe { (self.api.cuEventCreate)(&mut event, flags) })?;
         Ok(event)

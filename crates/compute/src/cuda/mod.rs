@@ -34,7 +34,7 @@ use staging::Staging;
 
 use crate::{
     check,
-    device::{BufferId, Device, HostData, Launch, SequenceId, View, check_times},
+    device::{BufferId, Device, HostData, Launch, READ_NUMBERS, ReadId, SequenceId, View, check_times},
     error::{Error, Result},
     tensor::DType,
 };
@@ -155,6 +155,7 @@ pub struct Cuda {
     card: String,
     capability: usize,
     multiprocessors: usize,
+    free_at_first: usize,
     choices: Option<PathBuf>,
     _last: LastOut,
 }
@@ -227,6 +228,7 @@ impl Cuda {
         let context = driver.retain_context(device)?;
         driver.make_current(context)?;
         let multiprocessors = driver.attribute(device, Attribute::Multiprocessors)?;
+        let free_at_first = driver.free_memory()?;
         let stream = driver.create_stream()?;
         let last = LastOut { driver: Arc::clone(&driver), stream, device };
         let mut blas = Blas::open(Arc::clone(&driver), &options.folders)?;
@@ -252,15 +254,10 @@ impl Cuda {
             card,
             capability,
             multiprocessors,
+            free_at_first,
             choices: options.choices.clone(),
             _last: last,
         })
-    }
-
-    /// Bytes of the card's memory that are not in use by anybody.
-    pub fn free_memory(&self) -> Result<usize> {
-        self.driver.make_current(self.context)?;
-        self.driver.free_memory()
     }
 
     fn buffer(&self, kernel: &'static str, view: &View) -> Result<u64> {
@@ -301,6 +298,10 @@ impl Cuda {
         self.staging.borrow_mut().download(self.fault, 4 * FAULT_WORDS, 4, |_, bytes| {
             words.copy_from_slice(bytemuck::cast_slice(bytes));
         })?;
+        self.refuse_fault(words)
+    }
+
+    fn refuse_fault(&self, words: [u32; FAULT_WORDS]) -> Result<()> {
         if words[0] == 0 {
             return Ok(());
         }
@@ -461,6 +462,41 @@ impl Device for Cuda {
         })
     }
 
+    fn used_bytes(&self) -> Option<usize> {
+        self.driver.make_current(self.context).ok()?;
+        Some(self.free_at_first.saturating_sub(self.driver.free_memory().ok()?))
+    }
+
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
+    fn begin_read(&mut self, views: &[View]) -> Result<ReadId> {
+        self.driver.make_current(self.context)?;
+        let numbers: usize = views.iter().map(|view| view.of.shape.elements()).sum();
+        if numbers > READ_NUMBERS || views.iter().any(|view| view.of.dtype != DType::F32) {
+            let detail = format!("{numbers} numbers where a read has at most {READ_NUMBERS} of f32");
+            return Err(Error::Binding { kernel: "read", detail });
+        }
+        // The fault comes first, so that its place does not depend on how much is read.
+        let mut addresses = [(self.fault, 4 * FAULT_WORDS); READ_NUMBERS + 1];
+        for (address, view) in addresses[1..].iter_mut().zip(views) {
+            *address = (self.buffer("read", view)?, 4 * view.of.shape.elements());
+        }
+        let pieces = addresses.into_iter().take(1 + views.len());
+        Ok(ReadId(self.staging.get_mut().begin_read(pieces)?))
+    }
+
+    fn end_read(&mut self, read: ReadId, out: &mut [f32]) -> Result<()> {
+        self.driver.make_current(self.context)?;
+        let mut words = [0u32; FAULT_WORDS];
+        let bytes = self.staging.get_mut().end_read(read.0)?;
+        let (fault, numbers) = bytes.split_at(4 * FAULT_WORDS);
+        words.copy_from_slice(bytemuck::cast_slice(fault));
+        out.copy_from_slice(&bytemuck::cast_slice(numbers)[..out.len()]);
+        self.refuse_fault(words)
+    }
+
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {
         self.driver.make_current(self.context)?;
         for launch in launches {
@@ -470,6 +506,7 @@ impl Device for Cuda {
                 self.buffer(launch.kernel.name(), view)?;
             }
         }
+        // Building may wait for the card and time candidates on it, so what was queued before ends first.
         let outcome = self.build(launches);
         self.blas.end_timing();
         let mut sequence = outcome?;
@@ -550,6 +587,16 @@ fn check_length(view: &View, host: usize) -> Result<()> {
 
 /// Writes elements of host data from index `first` on as the device stores them.
 fn encode(dtype: DType, data: HostData<'_>, first: usize, out: &mut [u8]) {
+    // What is stored as it comes is copied in one go.
+    match (dtype, data) {
+        (DType::F32, HostData::F32(data)) => {
+            return out.copy_from_slice(&bytemuck::cast_slice(&data[first..])[..out.len()]);
+        }
+        (DType::U32, HostData::U32(data)) => {
+            return out.copy_from_slice(&bytemuck::cast_slice(&data[first..])[..out.len()]);
+        }
+        _ => {}
+    }
     fn each<A: Copy, const N: usize>(data: &[A], out: &mut [u8], convert: impl Fn(A) -> [u8; N]) {
         for (to, &from) in out.chunks_exact_mut(N).zip(data) {
             to.copy_from_slice(&convert(from));

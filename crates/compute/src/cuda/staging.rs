@@ -8,10 +8,16 @@
 use std::sync::Arc;
 
 use super::driver::Driver;
-use crate::error::Result;
+use crate::{
+    device::{READ_NUMBERS, READS},
+    error::Result,
+};
 
 /// Bytes of half a ring.
 const HALF_BYTES: usize = 8 << 20;
+
+/// Bytes of a read's numbers, with those of a fault behind them.
+const SLOT_BYTES: usize = 4 * READ_NUMBERS + 64;
 
 /// The ring and its streams.
 pub(super) struct Staging {
@@ -23,6 +29,10 @@ pub(super) struct Staging {
     arrived: usize,
     halves: [Half; 2],
     current: usize,
+    /// Pinned memory for the numbers of reads that are under way, and what is passed when they have come.
+    numbers: *mut u8,
+    read: [usize; READS],
+    next_read: usize,
 }
 
 // SAFETY: the pinned memory belongs to this value alone and may be used from whatever thread owns it.
@@ -42,7 +52,24 @@ impl Staging {
         let arrived = driver.create_event(false)?;
         let half = || -> Result<Half> { Ok(Half { used: 0, drained: driver.create_event(false)? }) };
         let halves = [half()?, half()?];
-        Ok(Staging { driver, compute, uploads, pinned, ring, arrived, halves, current: 0 })
+        let numbers = driver.allocate_pinned(READS * SLOT_BYTES)?;
+        let mut read = [0; READS];
+        for event in &mut read {
+            *event = driver.create_event(false)?;
+        }
+        Ok(Staging {
+            driver,
+            compute,
+            uploads,
+            pinned,
+            ring,
+            arrived,
+            halves,
+            current: 0,
+            numbers,
+            read,
+            next_read: 0,
+        })
     }
 
     /// Sends bytes to an address, in pieces that `fill` writes: it is given where in the whole a piece starts. `unit` divides
@@ -87,6 +114,34 @@ impl Staging {
         Ok(())
     }
 
+    /// Begins to bring single numbers from addresses, one behind the other, after everything on the compute stream. Returns the
+    /// number of the read.
+    pub fn begin_read(&mut self, pieces: impl Iterator<Item = (u64, usize)>) -> Result<usize> {
+        let number = self.next_read;
+        let slot = number % READS;
+        let mut used = 0;
+        for (from, bytes) in pieces {
+            assert!(used + bytes <= SLOT_BYTES, "a read has at most {SLOT_BYTES} bytes");
+            // SAFETY: the piece lies inside this read's slot, which nothing touches until the read has ended.
+            unsafe {
+                let to = self.numbers.add(slot * SLOT_BYTES + used);
+                self.driver.copy_out(to, from, bytes, self.compute)?;
+            }
+            used += bytes;
+        }
+        self.driver.record(self.read[slot], self.compute)?;
+        self.next_read += 1;
+        Ok(number)
+    }
+
+    /// Waits for a read and gives its bytes, in the order in which they were asked for.
+    pub fn end_read(&self, number: usize) -> Result<&[u8]> {
+        let slot = number % READS;
+        self.driver.synchronize_event(self.read[slot])?;
+        // SAFETY: the slot lies inside the pinned memory, and the copies into it have ended.
+        Ok(unsafe { std::slice::from_raw_parts(self.numbers.add(slot * SLOT_BYTES), SLOT_BYTES) })
+    }
+
     /// Brings bytes from an address after everything on the compute stream, and gives them to `take` in pieces.
     pub fn download(
         &mut self,
@@ -126,6 +181,10 @@ impl Drop for Staging {
         for half in &self.halves {
             self.driver.destroy_event(half.drained);
         }
+        for &event in &self.read {
+            self.driver.destroy_event(event);
+        }
+        self.driver.free_pinned(self.numbers);
         self.driver.destroy_event(self.arrived);
         self.driver.free(self.ring);
         self.driver.free_pinned(self.pinned);

@@ -13,7 +13,7 @@ mod update;
 use std::time::{Duration, Instant};
 
 use crate::{
-    device::{BufferId, Device, HostData, Launch, SequenceId, View, check_times, overlap},
+    device::{BufferId, Device, HostData, Launch, ReadId, Reads, SequenceId, View, check_times, overlap},
     error::{Error, Result},
     kernel::{Kernel, Operand},
     op::Op,
@@ -28,12 +28,13 @@ pub struct Reference {
     rounds: bool,
     buffers: Vec<Vec<f64>>,
     sequences: Vec<Vec<Launch>>,
+    reads: Reads,
 }
 
 impl Reference {
     /// Computes and keeps everything in double precision.
     pub fn exact() -> Self {
-        Reference { rounds: false, buffers: Vec::new(), sequences: Vec::new() }
+        Reference { rounds: false, buffers: Vec::new(), sequences: Vec::new(), reads: Reads::default() }
     }
 
     /// Rounds every result to the element type that its tensor declares.
@@ -295,6 +296,25 @@ impl Device for Reference {
     fn download_f64(&self, from: &View, out: &mut [f64]) -> Result<()> {
         out.copy_from_slice(self.slice(from));
         Ok(())
+    }
+
+    fn used_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
+    fn begin_read(&mut self, views: &[View]) -> Result<ReadId> {
+        let mut reads = std::mem::take(&mut self.reads);
+        let read = reads.begin(views, |view, out| self.download(view, out));
+        self.reads = reads;
+        read
+    }
+
+    fn end_read(&mut self, read: ReadId, out: &mut [f32]) -> Result<()> {
+        self.reads.end(read, out)
     }
 
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {

@@ -20,13 +20,15 @@ pub(super) fn global_norm(inputs: &[&Tensor], outputs: &mut [Tensor]) {
 }
 
 /// What gradients are multiplied with before they are used, or none when the step must not happen.
-fn clip_scale(norm: f64, clip: f64) -> Option<f64> {
-    norm.is_finite().then(|| if clip > 0.0 && norm > clip { clip / norm } else { 1.0 })
+fn gradient_scale(norm: f64, exponent: f64, clip: f64) -> Option<f64> {
+    let unscale = (-exponent).exp2();
+    let norm = norm * unscale;
+    norm.is_finite().then(|| unscale * if clip > 0.0 && norm > clip { clip / norm } else { 1.0 })
 }
 
 pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (gradients, norm, rate) = (inputs[0], inputs[1].data[0], inputs[2].data[0]);
-    let Some(scale) = clip_scale(norm, f64::from(adam.clip)) else { return };
+    let Some(scale) = gradient_scale(norm, inputs[3].data[0], f64::from(adam.clip)) else { return };
     let [parameters, first, second, counter] = outputs else { return };
     counter.data[0] += 1.0;
     let (beta1, beta2) = (f64::from(adam.beta1), f64::from(adam.beta2));
@@ -51,7 +53,7 @@ pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
 
 pub(super) fn sgd(sgd: &Sgd, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (gradients, norm, rate) = (inputs[0], inputs[1].data[0], inputs[2].data[0]);
-    let Some(scale) = clip_scale(norm, f64::from(sgd.clip)) else { return };
+    let Some(scale) = gradient_scale(norm, inputs[3].data[0], f64::from(sgd.clip)) else { return };
     let [parameters, momentum, counter] = outputs else { return };
     counter.data[0] += 1.0;
     for range in sgd.ranges.iter() {

@@ -313,9 +313,18 @@ fn states(cases: &mut Vec<Case>) {
     for (n, ranges) in
         [(5, vec![range(1, 3, 0.1)]), (40_000, vec![range(20_000, 19_000, 0.0), range(3, 16_500, 0.1)])]
     {
-        for (clip, norm) in [(0.0, 3.0), (1.0, 3.0), (1.0, 0.5), (1.0, f32::NAN), (1.0, f32::INFINITY)] {
+        for (clip, norm, exponent) in [
+            (0.0, 3.0, 0.0),
+            (1.0, 3.0, 0.0),
+            (1.0, 0.5, 0.0),
+            (1.0, 3.0, 1.0),
+            (1.0, 300.0, 4.0),
+            (1.0, f32::NAN, 0.0),
+            (1.0, f32::INFINITY, 2.0),
+        ] {
             let ranges: Arc<[UpdateRange]> = Arc::from(ranges.clone());
-            let inputs = vec![random(&[n], 5), reals(&[1], vec![norm]), reals(&[1], vec![1e-2])];
+            let [norm, rate, exponent] = [norm, 1e-2, exponent].map(|x| reals(&[1], vec![x]));
+            let inputs = vec![random(&[n], 5), norm, rate, exponent];
             let counter = || indices(&[1], vec![4]);
             for decoupled in [false, true] {
                 let ranges = ranges.clone();

@@ -2,10 +2,12 @@
 
 mod options;
 mod profile;
+mod scale;
 mod schedule;
 mod trainer;
 
 pub use options::{Batch, Betas, OptimizerOptions, TrainOptions};
 pub use profile::{KernelTime, StepProfile};
+pub use scale::LossScale;
 pub use schedule::{Decay, Schedule};
 pub use trainer::{MemoryPlan, StepReport, Trainer};

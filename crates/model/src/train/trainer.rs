@@ -2,14 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use ironmill_compute::{DType, Device, HostData, Kernel, TensorType, philox};
+use ironmill_compute::{DType, Device, HostData, Kernel, ReadId, TensorType, philox};
 use ironmill_data::{BatchMut, Loader};
 use ironmill_graph::{
     Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, dry_run,
     push_refresh, update_program,
 };
 
-use super::options::{Batch, TrainOptions};
+use super::{
+    options::{Batch, TrainOptions},
+    scale::LossScale,
+};
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
     checkpoint::{Snapshot, TrainerState},
@@ -34,6 +37,8 @@ pub struct StepReport {
     pub elapsed: Duration,
     /// The part of it that waited for data.
     pub waited: Duration,
+    /// Whether gradients overflowed f16 under the loss scale, so that nothing was changed.
+    pub skipped: bool,
 }
 
 /// What a run needs, known before the device is touched.
@@ -72,10 +77,29 @@ pub struct Trainer {
     norm: Tensor,
     batch: Batch,
     dropout_key: [u32; 2],
+    exponent: Tensor,
     step: u64,
     /// The global index of the next sample: where the data stands.
     samples: u64,
     tokens: u64,
+    scale: LossScale,
+    /// The step that the device is already working on.
+    queued: Option<Queued>,
+    /// When the last step ended.
+    ended: Option<Instant>,
+}
+
+/// A step whose work the device has been given, and whose results have not been read.
+#[derive(Clone, Copy)]
+struct Queued {
+    read: ReadId,
+    counted: usize,
+    samples: usize,
+    tokens: usize,
+    learning_rate: f64,
+    exponent: i32,
+    began: Instant,
+    waited: Duration,
 }
 
 /// The persistent buffers of training.
@@ -129,15 +153,19 @@ impl Trainer {
             dropout_key: philox::key(options.seed, philox::Purpose::Dropout),
             batch: Batch::new(options.rows, options.longest()),
             engine: Engine::with_runtime(runtime, model, state.model, values)?,
-            options,
             state,
             micros,
             update,
             learning_rate: step.learning_rate,
+            exponent: step.exponent,
             norm: step.norm,
+            scale: LossScale::new(options.working),
+            options,
             step: 0,
             samples: 0,
             tokens: 0,
+            queued: None,
+            ended: None,
         })
     }
 
@@ -190,18 +218,47 @@ impl Trainer {
 
     /// Takes one step on the next samples of a loader.
     pub fn step(&mut self, loader: &Loader) -> Result<StepReport> {
-        self.step_by(loader, &mut run)
+        self.step_ahead(loader, false)
+    }
+
+    /// Takes one step, and if `ahead`, gives the device the step behind it before waiting for this one, so that a device that
+    /// works on its own is never idle. The caller must not look at the model before the next call: evaluating, sampling and
+    /// saving are for steps that were taken without.
+    pub fn step_ahead(&mut self, loader: &Loader, ahead: bool) -> Result<StepReport> {
+        let queued = match self.queued.take() {
+            Some(queued) => queued,
+            None => self.enqueue_next(loader, &mut run)?,
+        };
+        if ahead && self.engine.runtime.runs_ahead() {
+            // Where the data and the schedule stand once the queued step is counted.
+            let (step, samples) = (self.step, self.samples);
+            (self.step, self.samples) = (step + 1, samples + queued.samples as u64);
+            let next = self.enqueue_next(loader, &mut run);
+            (self.step, self.samples) = (step, samples);
+            self.queued = Some(next?);
+        }
+        self.complete(queued)
+    }
+
+    /// Whether the device is working on a step that has not been reported.
+    pub fn is_ahead(&self) -> bool {
+        self.queued.is_some()
     }
 
     /// Takes one step on the next samples of a loader, with another way of running a program.
     pub(super) fn step_by(&mut self, loader: &Loader, run: &mut Run<'_>) -> Result<StepReport> {
-        let started = Instant::now();
+        let queued = self.enqueue_next(loader, run)?;
+        self.complete(queued)
+    }
+
+    fn enqueue_next(&mut self, loader: &Loader, run: &mut Run<'_>) -> Result<Queued> {
+        let began = Instant::now();
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(0, 0));
         let filled = self.fill(loader, &mut batch);
-        let waited = started.elapsed();
-        let outcome = filled.and_then(|()| self.step_on_by(&batch, run));
+        let waited = began.elapsed();
+        let outcome = filled.and_then(|()| self.enqueue(&batch, run));
         self.batch = batch;
-        outcome.map(|report| StepReport { waited, elapsed: started.elapsed(), ..report })
+        outcome.map(|queued| Queued { began, waited, ..queued })
     }
 
     fn fill(&self, loader: &Loader, batch: &mut Batch) -> Result<()> {
@@ -221,13 +278,15 @@ impl Trainer {
     ///
     /// The loss is the mean over the counted targets of the whole step, however it is cut into micro-batches.
     pub fn step_on(&mut self, batch: &Batch) -> Result<StepReport> {
-        self.step_on_by(batch, &mut run)
+        let queued = self.enqueue(batch, &mut run)?;
+        self.complete(queued)
     }
 
-    fn step_on_by(&mut self, batch: &Batch, run: &mut Run<'_>) -> Result<StepReport> {
-        let started = Instant::now();
+    /// Gives the device the work of a step.
+    fn enqueue(&mut self, batch: &Batch, run: &mut Run<'_>) -> Result<Queued> {
+        let began = Instant::now();
         let counted = batch.counted();
-        let seed = 1.0 / counted.max(1) as f32;
+        let seed = (self.scale.factor() / counted.max(1) as f64) as f32;
         let rows = self.options.micro_rows;
         let length = batch.ids.len() / self.options.rows;
         let Some(&(_, micros)) = self.micros.iter().find(|micro| micro.0 == length) else {
@@ -259,21 +318,47 @@ impl Trainer {
 
         let learning_rate = self.options.schedule.rate(self.step);
         let runtime = &mut self.engine.runtime;
+        let exponent = self.scale.exponent;
         runtime.write(self.update, self.learning_rate, HostData::F32(&[learning_rate as f32]))?;
+        runtime.write(self.update, self.exponent, HostData::F32(&[exponent as f32]))?;
         run(runtime, self.update)?;
-        let (mut loss, mut norm) = ([0.0], [0.0]);
-        runtime.read(self.update, self.norm, &mut norm)?;
-        runtime.read_state(self.state.loss, 0..1, &mut loss)?;
-        let (loss, norm) = (f64::from(loss[0]) / counted.max(1) as f64, f64::from(norm[0]));
-        if !norm.is_finite() {
-            return Err(Error::Diverged { step: self.step + 1, loss, norm });
+        Ok(Queued {
+            read: runtime.begin_read(self.update, self.norm, self.state.loss)?,
+            counted,
+            samples: self.options.rows,
+            tokens: batch.ids.len(),
+            learning_rate,
+            exponent,
+            began,
+            waited: Duration::ZERO,
+        })
+    }
+
+    /// Waits for a step and counts it.
+    fn complete(&mut self, queued: Queued) -> Result<StepReport> {
+        let [norm, loss] = self.engine.runtime.end_read(queued.read)?.map(f64::from);
+        let (loss, norm) = (loss / queued.counted.max(1) as f64, norm * (-f64::from(queued.exponent)).exp2());
+        match self.scale.after(queued.exponent, norm.is_finite()) {
+            Some(scale) => self.scale = scale,
+            None => return Err(Error::Diverged { step: self.step + 1, loss, norm }),
         }
         self.step += 1;
-        self.samples += self.options.rows as u64;
-        let tokens = batch.ids.len() as u64;
-        self.tokens += tokens;
-        let (step, elapsed, waited) = (self.step, started.elapsed(), Duration::ZERO);
-        Ok(StepReport { step, loss, norm, learning_rate, tokens, elapsed, waited })
+        self.samples += queued.samples as u64;
+        self.tokens += queued.tokens as u64;
+        // Steps overlap where one is given ahead: each takes the time since the one before.
+        let now = Instant::now();
+        let began = self.ended.map_or(queued.began, |ended| ended.max(queued.began));
+        self.ended = Some(now);
+        Ok(StepReport {
+            step: self.step,
+            loss,
+            norm,
+            learning_rate: queued.learning_rate,
+            tokens: queued.tokens as u64,
+            elapsed: now - began,
+            waited: queued.waited,
+            skipped: !norm.is_finite(),
+        })
     }
 
     /// Matrix products that a step of the longest samples launches.
@@ -306,6 +391,7 @@ impl Trainer {
             updates: self.engine.runtime.read_state_f64(counter, 0..1)?[0] as u32,
             seed: self.options.seed,
             optimizer: self.options.optimizer.name().into(),
+            loss_scale: (self.options.working == Some(DType::F16)).then_some(self.scale),
         };
         Ok(Snapshot {
             parameters: read(parameters)?,
@@ -330,6 +416,9 @@ impl Trainer {
             runtime.write_state(state, 0..len, HostData::F32(values))?;
         }
         runtime.write_state(counter, 0..1, HostData::U32(&[snapshot.state.updates]))?;
+        if let Some(scale) = snapshot.state.loss_scale {
+            self.scale = scale;
+        }
         self.step = snapshot.state.step;
         self.samples = snapshot.state.samples;
         self.tokens = snapshot.state.tokens;

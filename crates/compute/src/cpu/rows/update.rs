@@ -34,9 +34,12 @@ pub(in super::super) fn global_norm(context: &mut Context<'_>, operands: &mut Op
 }
 
 /// What gradients are multiplied with before they are used, or none when the step must not happen.
-fn clip_scale(norm: f32, clip: f32) -> Option<f32> {
-    let (norm, clip) = (f64::from(norm), f64::from(clip));
-    norm.is_finite().then_some(if clip > 0.0 && norm > clip { (clip / norm) as f32 } else { 1.0 })
+fn gradient_scale(operands: &Operands<'_>, clip: f32) -> Option<f32> {
+    let [norm, exponent] = [1, 3].map(|index| f64::from(operands.input(index)[0]));
+    let (unscale, clip) = ((-exponent).exp2(), f64::from(clip));
+    let norm = norm * unscale;
+    let scale = if clip > 0.0 && norm > clip { unscale * clip / norm } else { unscale };
+    norm.is_finite().then_some(scale as f32)
 }
 
 /// One step, in the order of PyTorch's: with t the counter, g the clipped gradient and η the learning rate,
@@ -45,7 +48,7 @@ fn clip_scale(norm: f32, clip: f32) -> Option<f32> {
 pub(in super::super) fn adam(context: &mut Context<'_>, operands: &mut Operands<'_>, adam: &Adam) {
     let (simd, gradients) = (context.simd, operands.input(0));
     let rate = f64::from(operands.input(2)[0]);
-    let Some(gradient_scale) = clip_scale(operands.input(1)[0], adam.clip) else { return };
+    let Some(gradient_scale) = gradient_scale(operands, adam.clip) else { return };
     let counter = &mut operands.output_indices(3)[0];
     *counter = counter.saturating_add(1);
     let (beta1, beta2) = (f64::from(adam.beta1), f64::from(adam.beta2));
@@ -78,7 +81,7 @@ pub(in super::super) fn adam(context: &mut Context<'_>, operands: &mut Operands<
 /// With g the clipped gradient and η the learning rate: g ← g + decay·p; m ← momentum·m + g; p ← p − η·m.
 pub(in super::super) fn sgd(context: &mut Context<'_>, operands: &mut Operands<'_>, sgd: &Sgd) {
     let (simd, gradients, rate) = (context.simd, operands.input(0), operands.input(2)[0]);
-    let Some(gradient_scale) = clip_scale(operands.input(1)[0], sgd.clip) else { return };
+    let Some(gradient_scale) = gradient_scale(operands, sgd.clip) else { return };
     let counter = &mut operands.output_indices(2)[0];
     *counter = counter.saturating_add(1);
     let grids = [0, 1].map(|index| Grid::elements(operands.output(index), TILE_ELEMENTS));

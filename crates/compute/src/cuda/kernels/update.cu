@@ -23,25 +23,28 @@ struct Step {
     u32 is_wanted;
 };
 
-__device__ __forceinline__ bool prepare(float norm, float clip, Step* step, u32* counter) {
+// Gradients and norm are those of a loss that was multiplied by 2^exponent.
+__device__ __forceinline__ bool prepare(float scaled_norm, float exponent, float clip, Step* step, u32* counter) {
+    const double unscale = exp2(-(double)exponent), norm = scaled_norm * unscale;
     step->is_wanted = isfinite(norm);
     if (!isfinite(norm)) return false;
-    step->gradient_scale = clip > 0.0f && norm > clip ? (float)((double)clip / (double)norm) : 1.0f;
+    step->gradient_scale = (float)(clip > 0.0f && norm > clip ? unscale * clip / norm : unscale);
     if (*counter != 0xffffffffu) ++*counter;
     return true;
 }
 
-extern "C" __global__ void prepare_adam(const float* norm, const float* rate, u32* counter, Step* step, float clip,
-                                        float beta1, float beta2) {
-    if (!prepare(*norm, clip, step, counter)) return;
+extern "C" __global__ void prepare_adam(const float* norm, const float* rate, const float* exponent, u32* counter,
+                                        Step* step, float clip, float beta1, float beta2) {
+    if (!prepare(*norm, *exponent, clip, step, counter)) return;
     const double steps = *counter;
     step->rate = *rate;
     step->corrected_rate = (float)(*rate / (1.0 - pow((double)beta1, steps)));
     step->second_correction = (float)(1.0 / sqrt(1.0 - pow((double)beta2, steps)));
 }
 
-extern "C" __global__ void prepare_sgd(const float* norm, const float* rate, u32* counter, Step* step, float clip) {
-    if (prepare(*norm, clip, step, counter)) step->rate = *rate;
+extern "C" __global__ void prepare_sgd(const float* norm, const float* rate, const float* exponent, u32* counter,
+                                       Step* step, float clip) {
+    if (prepare(*norm, *exponent, clip, step, counter)) step->rate = *rate;
 }
 
 // Calls four(i) for whole groups of neighbours and one(i) for the rest of every range's elements, both with the range.

@@ -49,14 +49,14 @@ impl Ranges {
     }
 }
 
-/// `(gradients, norm, rate) → parameters, first moment, second moment, counter`.
+/// `(gradients, norm, rate, exponent) → parameters, first moment, second moment, counter`.
 pub(super) fn adam(builder: &mut Builder<'_>, launch: Launch<'_>, adam: &Adam) -> Result<()> {
     launch.ensure_f32(launch.inputs.iter().chain(&launch.outputs[..3]))?;
-    let [gradients, norm, rate] = [0, 1, 2].map(|index| launch.input(builder, index));
+    let [gradients, norm, rate, exponent] = [0, 1, 2, 3].map(|index| launch.input(builder, index));
     let [parameters, first, second, counter] = [0, 1, 2, 3].map(|index| launch.output(builder, index));
     let step = builder.scratch(STEP_BYTES);
     let (beta1, beta2) = (Arg::F32(adam.beta1), Arg::F32(adam.beta2));
-    let arguments = [norm, rate, counter, step, Arg::F32(adam.clip), beta1, beta2];
+    let arguments = [norm, rate, exponent, counter, step, Arg::F32(adam.clip), beta1, beta2];
     builder.kernel(Source::Update, "prepare_adam", DType::F32, &[], Grid::new(1, 1), &arguments)?;
 
     let ranges = Ranges::new(builder, &adam.ranges);
@@ -81,13 +81,13 @@ pub(super) fn adam(builder: &mut Builder<'_>, launch: Launch<'_>, adam: &Adam) -
     builder.kernel(Source::Update, "adam", DType::F32, &[], ranges.grid(builder), &arguments)
 }
 
-/// `(gradients, norm, rate) → parameters, momentum, counter`.
+/// `(gradients, norm, rate, exponent) → parameters, momentum, counter`.
 pub(super) fn sgd(builder: &mut Builder<'_>, launch: Launch<'_>, sgd: &Sgd) -> Result<()> {
     launch.ensure_f32(launch.inputs.iter().chain(&launch.outputs[..2]))?;
-    let [gradients, norm, rate] = [0, 1, 2].map(|index| launch.input(builder, index));
+    let [gradients, norm, rate, exponent] = [0, 1, 2, 3].map(|index| launch.input(builder, index));
     let [parameters, momenta, counter] = [0, 1, 2].map(|index| launch.output(builder, index));
     let step = builder.scratch(STEP_BYTES);
-    let arguments = [norm, rate, counter, step, Arg::F32(sgd.clip)];
+    let arguments = [norm, rate, exponent, counter, step, Arg::F32(sgd.clip)];
     builder.kernel(Source::Update, "prepare_sgd", DType::F32, &[], Grid::new(1, 1), &arguments)?;
 
     let ranges = Ranges::new(builder, &sgd.ranges);

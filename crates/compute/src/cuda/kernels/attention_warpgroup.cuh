@@ -1,0 +1,224 @@
+// Instructions that Hopper's multiprocessors alone have: products by a warpgroup of 128 threads straight from shared
+// memory, copies of tiles by the copy engine, and the barriers that both report to.
+#pragma once
+#include "attention.cuh"
+#include "matrix.cuh"
+
+constexpr int GROUP_THREADS = 128, GROUP_WARPS = 4, GROUP_ROWS = 64;
+
+// ---- Tiles -------------------------------------------------------------------------------------------------------
+//
+// Heads lie in shared memory as the copy engine writes them with a swizzle of 128 bytes: a sheet has rows of 64
+// elements, piece p (of 16 bytes) of row r is at place p ^ (r % 8), and a head of 128 elements is two sheets one after
+// the other. Sheets begin at multiples of 1024 bytes.
+
+constexpr int SHEETS = HEAD / 64, SHEET_ROW_BYTES = 128;
+
+// A box of the copy engine: 64 rows of a sheet.
+constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * SHEET_ROW_BYTES;
+
+// Bytes of a tile with this many rows.
+constexpr int tile_bytes(int rows) { return SHEETS * rows * SHEET_ROW_BYTES; }
+
+// What `builder.tensor_map` makes: elements of a head, heads, positions, samples.
+struct alignas(64) TensorMap { u64 words[16]; };
+
+// The map was written by a copy, not by this grid: one thread of a block says so before the block uses it.
+__device__ __forceinline__ void acquire_map(const TensorMap* map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// ---- Barriers ----------------------------------------------------------------------------------------------------
+
+// `barrier` is complete when one thread has arrived and all bytes that it expects are there.
+__device__ __forceinline__ void barrier_begin(u32 barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}"
+        ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Threads of one warpgroup wait for each other. Barrier 0 is that of the block. Each number stands in the code, because a
+// block that might use any of them is given them all.
+template <int NUMBER = 1> __device__ __forceinline__ void group_wait(int group) {
+    if constexpr (NUMBER < 4) {
+        if (group + 1 != NUMBER) return group_wait<NUMBER + 1>(group);
+    }
+    asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(GROUP_THREADS) : "memory");
+}
+
+// Counts a warp that is done with something; true for the last of `warps`. Called by one lane.
+__device__ __forceinline__ bool is_last(u32 counter, int warps) {
+    u32 before;
+    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(counter) : "memory");
+    return (before + 1) % warps == 0;
+}
+
+// ---- Copies ------------------------------------------------------------------------------------------------------
+
+// Rows `first`.. of a head into a tile of ROWS; zeroes past the last row. Called by one thread.
+template <int ROWS>
+__device__ __forceinline__ void copy_tile(u32 tile, u32 barrier, const TensorMap* map, u32 head, int first,
+                                          u32 sample) {
+#pragma unroll
+    for (int sheet = 0; sheet < SHEETS; sheet++) {
+#pragma unroll
+        for (int row = 0; row < ROWS; row += BOX_ROWS) {
+            u32 to = tile + (sheet * ROWS + row) * SHEET_ROW_BYTES;
+            asm volatile(
+                "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                "[%0], [%1, {%3, %4, %5, %6}], [%2];"
+                ::"r"(to), "l"(map), "r"(barrier), "r"(sheet * 64), "r"(head), "r"(first + row), "r"(sample)
+                : "memory");
+        }
+    }
+}
+// As many bytes in one piece; a multiple of 16.
+__device__ __forceinline__ void copy_bytes(u32 to, u32 barrier, const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];"
+                 ::"r"(to), "l"(from), "r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ float2 load_shared_pair(u32 from) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+    return x;
+}
+
+// ---- Products ----------------------------------------------------------------------------------------------------
+
+// How the matrix units find an operand: its address, the distance of the sheets where columns of a product run along
+// rows of a tile, 1024 bytes from eight rows to the next eight, and the swizzle.
+__device__ __forceinline__ u64 operand(u32 address, u32 sheet_bytes) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)(sheet_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+// Registers that a product uses belong to it from `products_begin` to `products_wait`.
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most LEFT committed groups are under way.
+template <int LEFT> __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// Keeps the compiler from moving what reads or writes these numbers across this place.
+template <int N> __device__ __forceinline__ void pin(float (&numbers)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(numbers[i])::"memory");
+}
+
+#if REAL == 1
+#define PRODUCT_TYPES ".f32.bf16.bf16 "
+#else
+#define PRODUCT_TYPES ".f32.f16.f16 "
+#endif
+#define PLACES_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PLACES_64 PLACES_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NUMBERS_8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+    "+f"(d[i + 7])
+#define NUMBERS_32(d, i) NUMBERS_8(d, i), NUMBERS_8(d, i + 8), NUMBERS_8(d, i + 16), NUMBERS_8(d, i + 24)
+#define NUMBERS_64(d) NUMBERS_32(d, 0), NUMBERS_32(d, 32)
+
+// sums [64, N] = or += a [64, 16] · bᵀ [16, N]: both with the 16 terms along rows in shared memory. Lane l of warp w
+// holds of rows 16·w + l/4 and the eighth after it the columns 8·n + 2·(l%4) and the next, in sums[4·n ..].
+template <bool ADD> __device__ __forceinline__ void product_rows(float (&sums)[32], u64 a, u64 b) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16" PRODUCT_TYPES
+                 "{" PLACES_32 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+                 : NUMBERS_32(sums, 0) : "l"(a), "l"(b), "n"(int(ADD)));
+}
+template <bool ADD> __device__ __forceinline__ void product_rows(float (&sums)[64], u64 a, u64 b) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16" PRODUCT_TYPES
+                 "{" PLACES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
+                 : NUMBERS_64(sums) : "l"(a), "l"(b), "n"(int(ADD)));
+}
+// sums [64, N] += a [64, 16], in registers as a result lies, · b [16, N], whose terms are rows in shared memory.
+__device__ __forceinline__ void product_columns(float (&sums)[32], const u32 (&a)[4], u64 b) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16" PRODUCT_TYPES
+                 "{" PLACES_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
+                 : NUMBERS_32(sums, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void product_columns(float (&sums)[64], const u32 (&a)[4], u64 b) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16" PRODUCT_TYPES
+                 "{" PLACES_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
+                 : NUMBERS_64(sums) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// scores [64, 2·N] = (64 rows of a tile of LEFT_ROWS) · (2·N rows of a tile of RIGHT_ROWS)ᵀ.
+template <int LEFT_ROWS, int RIGHT_ROWS, int N>
+__device__ __forceinline__ void multiply_tiles(float (&scores)[N], u32 left, u32 right) {
+    constexpr int LEFT_SHEET = LEFT_ROWS * SHEET_ROW_BYTES, RIGHT_SHEET = RIGHT_ROWS * SHEET_ROW_BYTES;
+    u64 a = operand(left, 16), b = operand(right, 16);
+    product_rows<false>(scores, a, b);
+#pragma unroll
+    for (int k = 1; k < HEAD / 16; k++) {
+        // Sixteen elements further in a sheet are 32 bytes, in the units of operands 2.
+        u32 within = k % 4 * 2;
+        product_rows<true>(scores, a + (k / 4 * LEFT_SHEET / 16 + within), b + (k / 4 * RIGHT_SHEET / 16 + within));
+    }
+}
+
+// sums [64, HEAD] += left [64, 16·K] · (rows of a tile of RIGHT_ROWS).
+template <int RIGHT_ROWS, int K>
+__device__ __forceinline__ void multiply_left(float (&sums)[HEAD / 2], const u32 (&left)[K][4], u32 right) {
+    u64 b = operand(right, RIGHT_ROWS * SHEET_ROW_BYTES);
+#pragma unroll
+    for (int k = 0; k < K; k++) product_columns(sums, left[k], b + k * (16 * SHEET_ROW_BYTES / 16));
+}
+
+// Results [64, 2·N] rounded to the element type, as the left side of the next product.
+template <int N> __device__ __forceinline__ void round_left(u32 (&left)[N / 8][4], const float (&scores)[N]) {
+#pragma unroll
+    for (int k = 0; k < N / 8; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) left[k][i] = pack(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+    }
+}
+
+// ---- Results -----------------------------------------------------------------------------------------------------
+
+// A warp writes its 16 rows of sums, each times a factor, to rows `first`.. of a head, by way of its own rows of a tile of
+// GROUP_ROWS, which begin at `sheets`. Rows past `rows` are not written.
+__device__ __forceinline__ void store_sums(const float (&sums)[HEAD / 2], const float (&factors)[2], u32 sheets,
+                                           real* head, u64 stride, int first, int rows) {
+    constexpr int PIECES = HEAD / 8, SHEET = GROUP_ROWS * SHEET_ROW_BYTES;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < PIECES; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = lane / 4 + 8 * half;
+            u32 to = sheets + n / 8 * SHEET + row * SHEET_ROW_BYTES + ((n % 8 ^ (row & 7)) << 4) + lane % 4 * 4;
+            store_shared(to, pack(sums[4 * n + 2 * half] * factors[half], sums[4 * n + 2 * half + 1] * factors[half]));
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int index = 0; index < 16 * PIECES / 32; index++) {
+        int place = index * 32 + lane, row = place / PIECES, piece = place % PIECES;
+        if (first + row >= rows) continue;
+        u32 from = sheets + piece / 8 * SHEET + row * SHEET_ROW_BYTES + ((piece % 8 ^ (row & 7)) << 4);
+        *reinterpret_cast<uint4*>(head + (u64)(first + row) * stride + piece * 8) = load_shared(from);
+    }
+}

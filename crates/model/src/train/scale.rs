@@ -1,0 +1,74 @@
+//! The loss scale: small gradients vanish in f16, so the loss is multiplied by a power of two and the gradients divided by it.
+
+use ironmill_compute::DType;
+use serde::{Deserialize, Serialize};
+
+/// Where the exponent starts: the customary 65,536.
+const FIRST: i32 = 16;
+/// The largest exponent: more would overflow for good.
+const LARGEST: i32 = 24;
+/// After this many steps without an overflow the scale is doubled.
+const PATIENCE: u32 = 2000;
+
+/// The loss scale of a run. Only f16 has one that is not 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LossScale {
+    /// The loss is multiplied by two to the power of this.
+    pub exponent: i32,
+    /// Steps since the scale changed.
+    pub good_steps: u32,
+}
+
+impl LossScale {
+    /// The scale that training in a working type starts with.
+    pub(super) fn new(working: Option<DType>) -> Self {
+        LossScale { exponent: if working == Some(DType::F16) { FIRST } else { 0 }, good_steps: 0 }
+    }
+
+    /// What the loss is multiplied with.
+    pub(super) fn factor(self) -> f64 {
+        f64::from(self.exponent).exp2()
+    }
+
+    /// The scale after a step, by whether its gradients were finite. A step of an `applied` scale that is no longer the
+    /// current one says nothing about it. Nothing when the scale cannot be lowered any further: then the run diverged.
+    pub(super) fn after(self, applied: i32, is_finite: bool) -> Option<Self> {
+        match (is_finite, self.exponent) {
+            (_, 0) if applied == 0 => is_finite.then_some(self),
+            (true, exponent) if self.good_steps + 1 >= PATIENCE => {
+                Some(LossScale { exponent: (exponent + 1).min(LARGEST), good_steps: 0 })
+            }
+            (true, exponent) => Some(LossScale { exponent, good_steps: self.good_steps + 1 }),
+            (false, exponent) if applied != exponent => Some(self),
+            (false, exponent) => Some(LossScale { exponent: exponent - 1, good_steps: 0 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overflow_halves_the_scale_and_patience_doubles_it() {
+        let mut scale = LossScale::new(Some(DType::F16));
+        assert_eq!(scale.factor(), 65_536.0);
+        scale = scale.after(16, false).unwrap();
+        assert_eq!(scale.factor(), 32_768.0);
+        // The step that was on its way with the old scale is not counted twice.
+        assert_eq!(scale.after(16, false), Some(scale));
+        for _ in 0..PATIENCE {
+            scale = scale.after(15, true).unwrap();
+        }
+        assert_eq!(scale, LossScale { exponent: 16, good_steps: 0 });
+    }
+
+    #[test]
+    fn without_a_scale_what_is_not_finite_has_diverged() {
+        let scale = LossScale::new(Some(DType::BF16));
+        assert_eq!(scale.after(0, true), Some(scale));
+        assert_eq!(scale.after(0, false), None);
+        assert_eq!(LossScale { exponent: 1, good_steps: 0 }.after(1, false).unwrap().exponent, 0);
+    }
+}

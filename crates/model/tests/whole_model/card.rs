@@ -1,0 +1,79 @@
+//! Training on a card: whatever is promised of every run, in every type, where there is a card to try it on.
+
+use ironmill_compute::DType;
+use ironmill_data::{Loader, Sampler, TokenStream};
+use ironmill_model::{Architecture, ModelConfig, TrainOptions, Trainer};
+
+use crate::{backends, cuda, model, options, tiny};
+
+const TYPES: [Option<DType>; 3] = [None, Some(DType::BF16), Some(DType::F16)];
+
+fn config() -> ModelConfig {
+    ModelConfig { dropout: 0.3, ..tiny(Architecture::Gpt2) }
+}
+
+fn trainer(working: Option<DType>) -> Option<Trainer> {
+    let options = TrainOptions { working, ..options(8, 4) };
+    let values = model(config()).initial_values(1);
+    Some(Trainer::new(cuda()?, model(config()), options, &values).unwrap())
+}
+
+fn loader() -> Loader {
+    let tokens = (0..500u32).map(|i| (i * i + i / 7) % 36).collect();
+    Loader::new(TokenStream::from_tokens(tokens, 500), Sampler::Shuffled, 5, 12, 8).unwrap()
+}
+
+/// Losses of steps, and the parameters behind the last.
+fn train(trainer: &mut Trainer, steps: usize, ahead: bool) -> (Vec<f64>, Vec<f32>) {
+    let loader = loader();
+    let losses =
+        (1..=steps).map(|step| trainer.step_ahead(&loader, ahead && step < steps).unwrap().loss).collect();
+    (losses, trainer.engine().parameters().unwrap())
+}
+
+#[test]
+fn two_runs_and_a_run_ahead_are_the_same_bit_for_bit() {
+    for working in TYPES {
+        let Some(mut first) = trainer(working) else { return };
+        let once = train(&mut first, 12, false);
+        assert_eq!(train(&mut trainer(working).unwrap(), 12, false), once, "{working:?}");
+        assert_eq!(train(&mut trainer(working).unwrap(), 12, true), once, "{working:?}, ahead");
+    }
+}
+
+#[test]
+fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
+    for working in TYPES {
+        let Some(mut straight) = trainer(working) else { return };
+        train(&mut straight, 5, true);
+        let snapshot = straight.snapshot().unwrap();
+        let expected = train(&mut straight, 7, true);
+        let mut resumed = trainer(working).unwrap();
+        resumed.restore(&snapshot).unwrap();
+        assert_eq!(train(&mut resumed, 7, false), expected, "{working:?}");
+    }
+}
+
+#[test]
+fn sixteen_bits_learn_what_thirty_two_do() {
+    let Some(mut exact) = trainer(None) else { return };
+    let (losses, _) = train(&mut exact, 20, false);
+    for working in [DType::BF16, DType::F16] {
+        let (ours, _) = train(&mut trainer(Some(working)).unwrap(), 20, false);
+        let far = losses.iter().zip(&ours).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(far < 8.0 * working.epsilon(), "{working}: {far}");
+    }
+}
+
+/// On any backend: a step that is asked for ahead is the step that would have come.
+#[test]
+fn steps_given_ahead_are_the_steps_that_would_have_come() {
+    let values = model(config()).initial_values(1);
+    for ((one, _), (two, _)) in backends().into_iter().zip(backends()) {
+        let [mut one, mut two] =
+            [one, two].map(|device| Trainer::new(device, model(config()), options(8, 4), &values).unwrap());
+        assert_eq!(train(&mut one, 6, false), train(&mut two, 6, true));
+        assert_eq!((one.step_count(), one.next_sample()), (two.step_count(), two.next_sample()));
+        assert!(!two.is_ahead());
+    }
+}
