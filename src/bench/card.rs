@@ -45,9 +45,10 @@ impl CardLimits {
         let flops_per_s = 2.0 * (size as f64).powi(3) / fastest(device, product)?;
         let elements = 4 * size * size;
         let [from, to] = [0, 1].map(|_| place(device, &[elements], DType::F32));
-        let copy = Launch { kernel: Kernel::Cast, inputs: vec![from?], outputs: vec![to?] };
+        let (from, to) = (from?, to?);
+        let copy = Launch { kernel: Kernel::Cast, inputs: vec![from], outputs: vec![to] };
         let copy_bytes_per_s = 8.0 * elements as f64 / fastest(device, copy)?;
-        for view in [x, w, y] {
+        for view in [x, w, y, from, to] {
             device.free(view.buffer);
         }
         Ok(CardLimits { description: device.describe(), flops_per_s, copy_bytes_per_s })

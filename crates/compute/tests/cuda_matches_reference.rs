@@ -3,11 +3,18 @@
 
 mod cases;
 
-use cases::{Case, all, compare_within, indices, random, run};
-use ironmill_compute::{Cuda, CudaOptions, DType, Device, Error, IGNORED, Kernel, LossShape, Op, TensorType};
+use cases::{Case, all, attentions_in_whole_tiles, compare_within, indices, random, run};
+use ironmill_compute::{
+    AttentionBy, Cuda, CudaOptions, DType, Device, Error, IGNORED, Kernel, LossShape, Op, TensorType,
+};
 
 fn cuda() -> Option<Cuda> {
-    let options = CudaOptions { folders: vec!["/usr/local/cuda/lib64".into()], ..CudaOptions::default() };
+    cuda_with(AttentionBy::Fastest)
+}
+
+fn cuda_with(attention: AttentionBy) -> Option<Cuda> {
+    let folders = vec!["/usr/local/cuda/lib64".into()];
+    let options = CudaOptions { folders, attention, ..CudaOptions::default() };
     match Cuda::new(&options) {
         Ok(cuda) => Some(cuda),
         Err(error) if std::env::var_os("IRONMILL_REQUIRE_CUDA").is_some() => panic!("{error}"),
@@ -21,12 +28,13 @@ fn cuda() -> Option<Cuda> {
 /// Every case in every element type that a program can have it in.
 fn cases() -> Vec<Case> {
     let plain = all();
-    let narrow = [DType::BF16, DType::F16];
-    let narrow: Vec<Case> = narrow
-        .iter()
-        .flat_map(|&dtype| plain.iter().filter_map(move |case| case.in_working_type(dtype)))
-        .collect();
+    let narrow = narrowed(&plain);
     [plain, narrow].concat()
+}
+
+fn narrowed(cases: &[Case]) -> Vec<Case> {
+    let types = [DType::BF16, DType::F16];
+    types.iter().flat_map(|&of| cases.iter().filter_map(move |case| case.in_working_type(of))).collect()
 }
 
 /// The matrix units of a card cut sums off where a processor rounds them, so their errors do not average out as well.
@@ -56,6 +64,24 @@ fn every_kernel_matches_the_reference_in_every_type() {
     assert!(failures.is_empty(), "{} of {} cases failed:\n{}", failures.len(), cases.len(), shown.join("\n"));
 }
 
+/// One case of every kernel and type, the largest: few enough for a run under compute-sanitizer.
+#[test]
+fn one_case_of_every_kernel_runs() {
+    let Some(mut cuda) = cuda() else { return };
+    let size = |case: &Case| case.inputs.iter().map(|tensor| tensor.of.shape.elements()).sum::<usize>();
+    let mut largest = std::collections::BTreeMap::new();
+    for case in cases() {
+        let key = format!("{} {} {}", case.kernel.name(), case.inputs[0].of.dtype, case.outputs[0].of.dtype);
+        let best = largest.entry(key).or_insert_with(|| case.clone());
+        if size(&case) > size(best) {
+            *best = case;
+        }
+    }
+    for case in largest.values() {
+        run(&mut cuda, case).unwrap();
+    }
+}
+
 #[test]
 fn the_same_launch_gives_the_same_bits() {
     let Some(mut cuda) = cuda() else { return };
@@ -64,6 +90,25 @@ fn the_same_launch_gives_the_same_bits() {
         let [first, second] = [0, 1].map(|_| bits(run(&mut cuda, &case).unwrap()));
         assert_eq!(first, second, "{}", case.name());
     }
+}
+
+/// What cuDNN computes where it is chosen, whether or not it is the faster one here.
+#[test]
+fn attention_by_cudnn_matches_the_reference_and_repeats_its_bits() {
+    let Some(mut cuda) = cuda_with(AttentionBy::Cudnn) else { return };
+    if !cuda.describe().contains("cuDNN") {
+        eprintln!("skipped, because there is no cuDNN of use: {}", cuda.describe());
+        return;
+    }
+    let mut failures = Vec::new();
+    for case in narrowed(&attentions_in_whole_tiles()) {
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        failures.extend(compare_within(slack(&case), &case, &first, &case.expected()).err());
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    let description = cuda.describe();
+    assert!(description.ends_with("(attention forward and backward)"), "{description}");
 }
 
 #[test]

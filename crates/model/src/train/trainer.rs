@@ -83,6 +83,8 @@ pub struct Trainer {
     samples: u64,
     tokens: u64,
     scale: LossScale,
+    /// The exponent of the scale that the last reported step was taken with.
+    last_exponent: i32,
     /// The step that the device is already working on.
     queued: Option<Queued>,
     /// When the last step ended.
@@ -164,6 +166,7 @@ impl Trainer {
             step: 0,
             samples: 0,
             tokens: 0,
+            last_exponent: 0,
             queued: None,
             ended: None,
         })
@@ -342,6 +345,7 @@ impl Trainer {
             Some(scale) => self.scale = scale,
             None => return Err(Error::Diverged { step: self.step + 1, loss, norm }),
         }
+        self.last_exponent = queued.exponent;
         self.step += 1;
         self.samples += queued.samples as u64;
         self.tokens += queued.tokens as u64;
@@ -372,7 +376,10 @@ impl Trainer {
     /// The gradients that the last step left, in the flat layout.
     pub fn gradients(&self) -> Result<Vec<f64>> {
         let OptimiserState { gradients, len, .. } = self.state.optimiser;
-        Ok(self.engine.runtime.read_state_f64(gradients, 0..len)?)
+        let mut values = self.engine.runtime.read_state_f64(gradients, 0..len)?;
+        let unscale = (-f64::from(self.last_exponent)).exp2();
+        values.iter_mut().for_each(|value| *value *= unscale);
+        Ok(values)
     }
 
     /// All that a resumed run needs.
