@@ -124,6 +124,7 @@ impl CommonArgs {
     }
 
     fn open(&self, config: Config, context: &Context) -> Result<(RunFolder, Config)> {
+        check_device(&config.train.device)?;
         let folder = self.folder();
         if self.fresh && folder.exists() {
             let message = format!(

@@ -129,7 +129,7 @@ pub fn device(name: &str, threads: usize, choices: Option<PathBuf>) -> Result<Bo
         _ => {
             let message =
                 format!("there is no device \"{name}\": use auto, cpu, cuda, cuda:1 … or reference");
-            Err(Failure::new(Code::Usage, message))
+            Err(Failure::new(Code::NoDevice, message))
         }
     }
 }
@@ -148,6 +148,11 @@ pub fn check_device(name: &str) -> Result<()> {
     if ["auto", "cpu", "reference"].contains(&name) {
         return Ok(());
     }
+    let found = cuda::find();
+    if found.is_usable() && cuda::ordinal(name).is_some_and(|ordinal| ordinal < found.cards.len()) {
+        return Ok(());
+    }
+    // Opening it says what is missing.
     device(name, 1, None).map(|_| ())
 }
 

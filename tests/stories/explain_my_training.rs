@@ -137,11 +137,17 @@ fn values_out_of_range_say_what_is_in_range() {
 fn a_device_that_is_not_there_is_refused() {
     let desk = Desk::with_run();
     for command in ["eval run", "sample run", "run tiny.toml", "train tiny.toml"] {
-        for device in ["cuda", "cuda:0", "tpu"] {
-            desk.explains(&[(69, &format!("{command} --device {device}"), &[device, "use auto, cpu"])]);
-        }
+        // Without a driver it is the driver that is missing, with one the card.
+        desk.explains(&[
+            (69, &format!("{command} --device cuda:99"), &["use --device cpu"]),
+            (69, &format!("{command} --device tpu"), &["tpu", "use auto, cpu, cuda"]),
+        ]);
     }
-    desk.explains(&[(2, "run tiny.toml --train.device cuda", &["train.device", "auto, cpu"])]);
+    desk.explains(&[
+        (69, "run tiny.toml --out other --train.device cuda:99", &["use --device cpu"]),
+        (2, "run tiny.toml --train.device tpu", &["train.device", "auto, cpu, cuda"]),
+        (78, "run tiny.toml --train.device cpu --train.precision fp16", &["fp16", "use bf16 or fp32"]),
+    ]);
 }
 
 #[test]

@@ -46,6 +46,8 @@ struct Measured {
     wall: Spread,
     processor: Spread,
     counted: Spread,
+    /// Processor time of a micro-batch without its data.
+    host: Spread,
     steps: usize,
     parameters: usize,
     flops_per_token: f64,
@@ -108,6 +110,7 @@ pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<
         wall: spread(&|time| time.wall),
         processor: spread(&|time| time.processor),
         counted: spread(&|time| time.counted(settings.threads)),
+        host: Spread::of(subject.host.clone()),
         steps: times.len(),
         parameters: subject.trainer.engine().model().layout().count(),
         flops_per_token: plan.sizes.config().flops_per_token() as f64,
@@ -127,6 +130,7 @@ struct Subject {
     trainer: Trainer,
     loader: Loader,
     planned_bytes: usize,
+    host: Vec<f64>,
 }
 
 impl Subject {
@@ -153,14 +157,18 @@ impl Subject {
         let tokens = (0..length).map(|_| random.below(sizes.vocab)).collect();
         let stream = TokenStream::from_tokens(tokens, length as u64);
         let loader = Loader::new(stream, Sampler::Random, 1, sizes.context, sizes.batch)?;
-        Ok(Subject { trainer, loader, planned_bytes })
+        Ok(Subject { trainer, loader, planned_bytes, host: Vec::new() })
     }
 
     /// A step, with the next one given ahead to a device that can take it: as training does.
     fn step(&mut self) -> Result<Time> {
         let started = Clock::now();
-        self.trainer.step_ahead(&self.loader, true)?;
-        Ok(started.elapsed())
+        let report = self.trainer.step_ahead(&self.loader, true)?;
+        let time = started.elapsed();
+        let options = self.trainer.options();
+        let micros = (options.rows / options.micro_rows) as f64;
+        self.host.push((time.processor - report.waited.as_secs_f64()).max(0.0) / micros);
+        Ok(time)
     }
 
     /// The times of steps behind a first one, which touches all memory.
@@ -229,10 +237,18 @@ impl Measured {
             grouped(self.parameters as u64),
         );
         let (planned, used) = self.memory;
+        if used.is_some() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "host        {:.3} ms processor time a micro-batch, its data apart (best {:.3})",
+                1e3 * self.host.median,
+                1e3 * self.host.best
+            );
+        }
         let used = used.map_or(String::new(), |used| {
             format!(", {} in use ({:.2} of it)", bytes(used as u64), used as f64 / planned as f64)
         });
-        // Writing to a string cannot fail.
         let _ = writeln!(text, "memory      {} planned{used}", bytes(planned as u64));
         if let Some(batching) = &self.batching {
             text.push_str(&batching.line());
@@ -298,6 +314,7 @@ impl Measured {
             "steps": self.steps,
             "wall_s": {"median": self.wall.median, "best": self.wall.best},
             "cpu_s": {"median": self.processor.median, "best": self.processor.best},
+            "host_s": {"median": self.host.median, "best": self.host.best},
             "clock": counted_name(self.settings.threads),
             "tokens_per_s": self.tokens_per_s(self.counted.median),
             "flops_per_token": self.flops_per_token,

@@ -43,7 +43,7 @@ impl Needed {
     /// The command that gets it.
     pub fn advice(self) -> &'static str {
         match self {
-            Needed::Driver => "install NVIDIA's driver 580 or newer for this card",
+            Needed::Driver => "install NVIDIA's driver 580 or newer, or use --device cpu",
             Needed::Nvrtc => "install the CUDA 13 toolkit, or: pip install nvidia-cuda-nvrtc",
             Needed::BlasLt => "install the CUDA 13 toolkit, or: pip install nvidia-cublas",
             Needed::Cudnn => "pip install nvidia-cudnn-cu13",
