@@ -340,7 +340,7 @@ fn a_wrong_type_names_key_expected_and_found() {
 fn what_a_later_version_brings_is_refused_by_name() {
     let desk = Desk::new();
     for (line, value) in [
-        ("[train]\nprecision = \"fp16\"", "fp16"),
+        ("[train]\nprecision = \"fp8\"", "fp8"),
         ("[train]\nmicro_batch = \"auto\"", "auto"),
         ("[train]\nema = 0.9", "train.ema"),
     ] {

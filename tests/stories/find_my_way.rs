@@ -102,7 +102,10 @@ fn the_doctor_looks_at_everything() {
     let desk = Desk::new();
     let found: Value = serde_json::from_str(&desk.ok(&["doctor", "--json", "--threads", "1"])).unwrap();
     assert_eq!(found["threads"], 1);
-    assert_eq!(found["cuda"]["is_used"], false);
+    // A machine without a card has all libraries listed, too, with how to get them.
+    let cuda = &found["cuda"];
+    assert_eq!(cuda["libraries"].as_array().unwrap().len(), 4, "{found}");
+    assert_eq!(found["devices"][0] == "cuda", cuda["is_used"] == true, "{found}");
     // Anything that runs these tests does a million and less than a thousand million million a second.
     for rate in ["flops_per_s", "read_bytes_per_s"] {
         let rate = found[rate].as_f64().unwrap();
@@ -113,9 +116,17 @@ fn the_doctor_looks_at_everything() {
         assert!(found[size].as_u64().unwrap() > 1 << 20, "{size} in {found}");
     }
     let said = desk.ok(&["doctor"]);
-    for words in
-        ["system", "processor", "kernels use", "memory", "disk", "cache", "CUDA", "not used in this version"]
-    {
+    for words in [
+        "system",
+        "processor",
+        "kernels use",
+        "memory",
+        "disk",
+        "cache",
+        "NVIDIA driver",
+        "NVRTC",
+        "cuBLASLt",
+    ] {
         assert!(said.contains(words), "{words:?} is not in: {said}");
     }
 }
