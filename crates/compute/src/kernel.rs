@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::{
-    op::{Attention, LossShape, Op},
+    op::{Attention, LossShape, Mask, Op},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -73,6 +73,15 @@ pub enum Kernel {
     Adam(Adam),
     /// One step of gradient descent with momentum. See [`Sgd`].
     Sgd(Sgd),
+}
+
+/// The least that a launch must do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations of its matrix products.
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
 }
 
 /// The constants of a fused head: `(x [..,C], w [V,C], targets, weights, d_losses if any gradient is wanted)
@@ -181,6 +190,48 @@ impl Kernel {
             Kernel::HeadLoss(head) => 1 + usize::from(head.d_input) + usize::from(head.d_weight.is_some()),
             _ => 0,
         }
+    }
+
+    /// What a launch must at least do: the operations of its products and the bytes of its operands.
+    pub fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work {
+        let bytes = |of: &TensorType| of.shape.elements() as f64 * of.dtype.bytes() as f64;
+        let product = |rows: usize, weight: TensorType| 2.0 * rows as f64 * weight.shape.elements() as f64;
+        let seen = |attention: &Attention, out: TensorType, keys: usize| {
+            // A score is a product of a head's size, and so is its share of the output; causal queries see half of the keys.
+            let visible = if attention.mask == Mask::Causal && !attention.cached { 0.5 } else { 1.0 };
+            4.0 * out.shape.elements() as f64 * keys as f64 * visible
+        };
+        let flops = match self {
+            Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
+                Op::Linear { .. } | Op::LinearGradInput { .. } => product(inputs[0].shape.rows(), inputs[1]),
+                Op::LinearGradWeight { .. } => product(inputs[0].shape.rows(), outputs[0]),
+                Op::Attention(of) => seen(of, outputs[0], inputs[1].shape.dims()[1]),
+                Op::AttentionGrad(of) => 2.5 * seen(of, outputs[0], inputs[2].shape.dims()[1]),
+                _ => 0.0,
+            },
+            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => {
+                product(inputs[0].shape.rows(), inputs[1])
+            }
+            Kernel::JointAttention(of) => seen(of, outputs[0], inputs[0].shape.dims()[1]),
+            Kernel::JointAttentionGrad(of) => 2.5 * seen(of, inputs[0], inputs[1].shape.dims()[1]),
+            Kernel::HeadLoss(_) => self.matrix_products() as f64 * product(inputs[0].shape.rows(), inputs[1]),
+            _ => 0.0,
+        };
+        let adds = matches!(self, Kernel::OpInto { add: true, .. } | Kernel::StateWrite { add: true });
+        let written: f64 = outputs.iter().map(bytes).sum();
+        let read: f64 = match self {
+            // Only the rows that are asked for.
+            Kernel::Op(Op::Embed) => bytes(&inputs[1]) + written,
+            _ => inputs.iter().map(bytes).sum(),
+        };
+        let kept = match self {
+            Kernel::Adam(_) | Kernel::Sgd(_) => written,
+            // The workspace of a head is its own.
+            Kernel::HeadLoss(_) => -bytes(&outputs[1]),
+            _ if adds => written,
+            _ => 0.0,
+        };
+        Work { flops, bytes: read + written + kept }
     }
 
     /// The plain kernels that a fused one stands for; none for a plain one.

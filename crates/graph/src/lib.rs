@@ -78,6 +78,6 @@ pub use graph::{Graph, Kind, Node, StateId, Tensor, TensorInfo};
 pub use parameters::{Layout, Parameter, StateSpec, States};
 pub use plan::Plan;
 pub use precision::{Precision, push_refresh, refresh_program};
-pub use runtime::{Passes, ProgramId, Runtime, dry_run};
+pub use runtime::{LaunchTime, Passes, ProgramId, Runtime, dry_run};
 pub use stage::Stage;
 pub use update::{Optimiser, OptimiserState, Update, update_program};

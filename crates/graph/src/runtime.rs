@@ -4,7 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use ironmill_compute::{
     BufferId, DType, Device, HostData, Kernel, Launch, ReadId, SequenceId, Shape, TensorType, View,
-    kernel::PROCESSOR_LOGITS,
+    kernel::{PROCESSOR_LOGITS, Work},
 };
 
 use crate::{
@@ -47,6 +47,19 @@ pub fn dry_run(mut graph: Graph, passes: &Passes) -> Result<Plan> {
 /// A compiled program of a [`Runtime`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramId(usize);
+
+/// A launch that was timed.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchTime {
+    /// The part of the step that it belongs to.
+    pub stage: Stage,
+    /// The kernel's name.
+    pub kernel: &'static str,
+    /// What it had to do at least.
+    pub work: Work,
+    /// How long it took.
+    pub time: Duration,
+}
 
 /// A device and everything a run keeps on it.
 pub struct Runtime {
@@ -146,13 +159,21 @@ impl Runtime {
         Ok(self.device.run(self.programs[program.0].sequence)?)
     }
 
-    /// Runs a program to its end and says how long each launch took: its stage, the kernel's name and the time.
-    pub fn profile(&mut self, program: ProgramId) -> Result<Vec<(Stage, &'static str, Duration)>> {
+    /// Runs a program to its end and says how long each launch took, and what it had to do at least.
+    pub fn profile(&mut self, program: ProgramId) -> Result<Vec<LaunchTime>> {
         let Program { graph, sequence, .. } = &self.programs[program.0];
         let mut times = vec![Duration::ZERO; graph.nodes.len()];
         self.device.run_timed(*sequence, &mut times)?;
-        let launches = graph.nodes.iter().zip(times);
-        Ok(launches.map(|(node, time)| (node.stage, node.kernel.name(), time)).collect())
+        let types = |tensors: &[Tensor]| -> Vec<TensorType> {
+            tensors.iter().map(|&tensor| graph.info(tensor).of).collect()
+        };
+        let launches = graph.nodes.iter().zip(times).map(|(node, time)| LaunchTime {
+            stage: node.stage,
+            kernel: node.kernel.name(),
+            work: node.kernel.work(&types(&node.inputs), &types(&node.outputs)),
+            time,
+        });
+        Ok(launches.collect())
     }
 
     /// Reads a kept value of the program that ran last.

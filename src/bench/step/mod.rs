@@ -19,7 +19,7 @@ use ironmill_compute::kernel::CARD_LOGITS;
 use ironmill_compute::{Cuda, DType, Device};
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::Passes;
-use ironmill_model::{Decay, Model, Schedule, StepProfile, TrainOptions, Trainer};
+use ironmill_model::{Decay, KernelTime, Model, Schedule, StepProfile, TrainOptions, Trainer};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -63,6 +63,7 @@ struct Machine {
     line: String,
     json: Value,
     flops_per_s: f64,
+    copy_bytes_per_s: f64,
 }
 
 impl Machine {
@@ -71,11 +72,24 @@ impl Machine {
             line: limits.line(),
             json: limits.to_json(),
             flops_per_s: settings.precision.flops_per_s(limits),
+            copy_bytes_per_s: limits.peak.copy_bytes_per_s,
         }
     }
 
     fn of_card(limits: &CardLimits) -> Machine {
-        Machine { line: limits.line(), json: limits.to_json(), flops_per_s: limits.flops_per_s }
+        Machine {
+            line: limits.line(),
+            json: limits.to_json(),
+            flops_per_s: limits.flops_per_s,
+            copy_bytes_per_s: limits.copy_bytes_per_s,
+        }
+    }
+
+    /// The time that work would take at the machine's limits, as a share of the time that it took. Small operands stay in
+    /// caches, so that memory-bound work may come out above 1.
+    fn roofline(&self, kernel: &KernelTime) -> f64 {
+        let least = (kernel.work.flops / self.flops_per_s).max(kernel.work.bytes / self.copy_bytes_per_s);
+        least / kernel.time.as_secs_f64().max(1e-9)
     }
 }
 
@@ -268,7 +282,11 @@ impl Measured {
             line("  ", stage.name(), time.as_secs_f64(), "");
             let kernels = self.profile.kernels.iter().filter(|kernel| kernel.stage == stage);
             for kernel in kernels.filter(|_| self.plan.kernels) {
-                line("    ", kernel.kernel, kernel.time.as_secs_f64(), &format!("  × {}", kernel.calls));
+                let mut rest = format!("  × {:<4}", kernel.calls);
+                if kernel.work.bytes > 0.0 {
+                    rest += &format!("{:>4.0} % of roofline", 100.0 * self.machine.roofline(kernel));
+                }
+                line("    ", kernel.kernel, kernel.time.as_secs_f64(), &rest);
             }
         }
         line("  ", "step", total, "");
@@ -297,6 +315,9 @@ impl Measured {
                     "kernel": kernel.kernel,
                     "calls": kernel.calls,
                     "seconds": kernel.time.as_secs_f64(),
+                    "flops": kernel.work.flops,
+                    "bytes": kernel.work.bytes,
+                    "share_of_roofline": self.machine.roofline(kernel),
                 })
             })
             .collect();

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use ironmill_compute::kernel::Work;
 use ironmill_data::Loader;
-use ironmill_graph::Stage;
+use ironmill_graph::{LaunchTime, Stage};
 
 use super::trainer::{StepReport, Trainer};
 use crate::error::Result;
 
 /// The launches of one kernel in one stage, taken together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelTime {
     /// The part of the step.
     pub stage: Stage,
@@ -19,6 +20,8 @@ pub struct KernelTime {
     pub calls: usize,
     /// How long in all.
     pub time: Duration,
+    /// What they had to do at least.
+    pub work: Work,
 }
 
 /// One step, taken apart.
@@ -46,26 +49,28 @@ impl Trainer {
     pub fn profile_step(&mut self, loader: &Loader) -> Result<StepProfile> {
         let mut kernels = Vec::new();
         let report = self.step_by(loader, &mut |runtime, program| {
-            for (stage, kernel, time) in runtime.profile(program)? {
-                add(&mut kernels, stage, kernel, time);
+            for LaunchTime { stage, kernel, work, time } in runtime.profile(program)? {
+                add(&mut kernels, stage, kernel, time, work);
             }
             Ok(())
         })?;
         let launched: Duration = kernels.iter().map(|kernel| kernel.time).sum();
         let host = report.elapsed.saturating_sub(report.waited + launched);
-        add(&mut kernels, Stage::Other, "data", report.waited);
-        add(&mut kernels, Stage::Other, "host", host);
+        add(&mut kernels, Stage::Other, "data", report.waited, Work::default());
+        add(&mut kernels, Stage::Other, "host", host, Work::default());
         kernels.sort_by_key(|kernel| (kernel.stage, std::cmp::Reverse(kernel.time)));
         Ok(StepProfile { report, kernels })
     }
 }
 
-fn add(kernels: &mut Vec<KernelTime>, stage: Stage, kernel: &'static str, time: Duration) {
+fn add(kernels: &mut Vec<KernelTime>, stage: Stage, kernel: &'static str, time: Duration, work: Work) {
     match kernels.iter_mut().find(|known| known.stage == stage && known.kernel == kernel) {
         Some(known) => {
             known.calls += 1;
             known.time += time;
+            known.work.flops += work.flops;
+            known.work.bytes += work.bytes;
         }
-        None => kernels.push(KernelTime { stage, kernel, calls: 1, time }),
+        None => kernels.push(KernelTime { stage, kernel, calls: 1, time, work }),
     }
 }
