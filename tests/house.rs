@@ -21,7 +21,7 @@ const ROOMS: [(&str, &[&str]); 6] = [
 ];
 
 /// Files that may contain unsafe code: SIMD, the thread pool, and memory that threads share in tiles.
-const UNSAFE_FILES: [&str; 15] = [
+const UNSAFE_FILES: [&str; 16] = [
     "crates/compute/src/cpu/gemm/micro.rs",
     "crates/compute/src/cpu/gemm/mod.rs",
     "crates/compute/src/cpu/gemm/pack.rs",
@@ -32,6 +32,7 @@ const UNSAFE_FILES: [&str; 15] = [
     "crates/compute/src/cpu/shared.rs",
     "crates/compute/src/cpu/vector.rs",
     "crates/compute/src/cuda/blas.rs",
+    "crates/compute/src/cuda/cudnn.rs",
     "crates/compute/src/cuda/driver.rs",
     "crates/compute/src/cuda/library.rs",
     "crates/compute/src/cuda/nvrtc.rs",

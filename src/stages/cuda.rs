@@ -31,7 +31,7 @@ pub fn find() -> Found {
 /// How a run opens a card. The algorithms that it chooses are kept in `choices`, for a resumed run to use again.
 pub fn options(ordinal: usize, choices: Option<PathBuf>) -> CudaOptions {
     let kernel_cache = cache_folder().map(|folder| folder.join("kernels"));
-    CudaOptions { ordinal, folders: folders(), kernel_cache, choices }
+    CudaOptions { ordinal, folders: folders(), kernel_cache, choices, ..CudaOptions::default() }
 }
 
 /// The card that a device's name means: 0 for `cuda`, 1 for `cuda:1`.

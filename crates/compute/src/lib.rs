@@ -41,7 +41,7 @@ pub mod reference;
 mod tensor;
 
 pub use cpu::Cpu;
-pub use cuda::{Cuda, CudaOptions};
+pub use cuda::{AttentionBy, Cuda, CudaOptions};
 pub use device::{BufferId, Device, HostData, Launch, ReadId, SequenceId, View};
 pub use error::{Error, Result};
 pub use kernel::{Adam, Expansion, HeadLoss, Kernel, Operand, Sgd, UpdateRange};

@@ -534,7 +534,8 @@ impl Blas {
         outcome.map(|()| least)
     }
 
-    fn random_memory(&mut self, bytes: usize, stream: usize) -> Result<u64> {
+    /// Memory with random numbers, until `end_timing`.
+    pub fn random_memory(&mut self, bytes: usize, stream: usize) -> Result<u64> {
         if let Some((address, have)) = self.timing {
             if have >= bytes {
                 return Ok(address);

@@ -1,11 +1,14 @@
-//! What a bound launch becomes: a list of calls, each a kernel of ours or a product of the library.
+//! What a bound launch becomes: a list of calls, each a kernel of ours, or a product or an attention of a library.
 //!
 //! A [`Builder`] collects the calls of one sequence. Working memory is asked for while building and found only when all calls
 //! are known: the launches of a sequence run one after the other, so all of them share one piece of the largest size.
 
+use std::sync::Arc;
+
 use super::{
     blas::{Blas, Prepared, Product, ProductPlan},
-    driver::Function,
+    cudnn::{self, Cudnn},
+    driver::{Driver, Function},
     modules::{Modules, Source},
 };
 use crate::{
@@ -82,17 +85,39 @@ pub(super) enum Call {
     Kernel { function: Function, grid: Grid, arguments: Vec<u64> },
     /// A product of the library.
     Product(ProductPlan),
+    /// An attention of the library, one run for every piece of the batch.
+    Attention(cudnn::Call),
     /// Zeroes bytes.
     Clear { at: u64, bytes: usize },
 }
 
+impl Call {
+    /// Puts it on a stream.
+    pub fn issue(&self, driver: &Driver, blas: &Blas, stream: usize) -> Result<()> {
+        match self {
+            Call::Kernel { function, grid, arguments } => driver.launch(*function, grid, arguments, stream),
+            Call::Product(plan) => blas.run(plan, stream),
+            Call::Attention(attention) => attention.run(),
+            Call::Clear { at, bytes } => driver.clear(*at, *bytes, stream),
+        }
+    }
+}
+
+/// What calls are made with.
+pub(super) struct Machine<'a> {
+    pub driver: &'a Arc<Driver>,
+    pub modules: &'a mut Modules,
+    pub blas: &'a mut Blas,
+    pub cudnn: Option<&'a mut Cudnn>,
+    pub fault: u64,
+    pub multiprocessors: usize,
+    pub stream: usize,
+}
+
 /// Collects the calls of a sequence.
 pub(super) struct Builder<'a> {
-    modules: &'a mut Modules,
-    blas: &'a mut Blas,
+    machine: Machine<'a>,
     address: &'a dyn Fn(BufferId) -> u64,
-    fault: u64,
-    multiprocessors: usize,
     pending: Vec<Pending>,
     scratch_used: usize,
     scratch_bytes: usize,
@@ -102,23 +127,18 @@ pub(super) struct Builder<'a> {
 enum Pending {
     Kernel { function: Function, grid: Grid, arguments: Vec<Arg> },
     Product(Prepared),
+    Attention(cudnn::Prepared),
     Clear { at: Arg, bytes: usize },
 }
 
+/// Runs of what is timed, of which the first loads kernels and does not count.
+const TIMED_RUNS: usize = 6;
+
 impl<'a> Builder<'a> {
-    pub fn new(
-        modules: &'a mut Modules,
-        blas: &'a mut Blas,
-        address: &'a dyn Fn(BufferId) -> u64,
-        fault: u64,
-        multiprocessors: usize,
-    ) -> Self {
+    pub fn new(machine: Machine<'a>, address: &'a dyn Fn(BufferId) -> u64) -> Self {
         Builder {
-            modules,
-            blas,
+            machine,
             address,
-            fault,
-            multiprocessors,
             pending: Vec::new(),
             scratch_used: 0,
             scratch_bytes: 0,
@@ -138,7 +158,12 @@ impl<'a> Builder<'a> {
 
     /// Multiprocessors of the card: what a kernel that loops over its work sizes its grid by.
     pub fn multiprocessors(&self) -> usize {
-        self.multiprocessors
+        self.machine.multiprocessors
+    }
+
+    /// The library of attentions, where it is there.
+    pub fn cudnn(&mut self) -> Option<&mut Cudnn> {
+        self.machine.cudnn.as_deref_mut()
     }
 
     /// Where a view lies.
@@ -173,17 +198,22 @@ impl<'a> Builder<'a> {
         grid: Grid,
         arguments: &[Arg],
     ) -> Result<()> {
-        let function = self.modules.function(source, name, real, defines, grid.shared_bytes)?;
+        let function = self.machine.modules.function(source, name, real, defines, grid.shared_bytes)?;
         self.pending.push(Pending::Kernel { function, grid, arguments: arguments.to_vec() });
         Ok(())
     }
 
     /// Adds a matrix product of the library; false where it has none like it.
     pub fn product(&mut self, product: Product) -> Result<bool> {
-        let prepared = self.blas.prepare(product)?;
+        let prepared = self.machine.blas.prepare(product)?;
         let is_there = prepared.is_some();
         self.pending.extend(prepared.map(Pending::Product));
         Ok(is_there)
+    }
+
+    /// Adds an attention of the library.
+    pub fn attention(&mut self, prepared: cudnn::Prepared) {
+        self.pending.push(Pending::Attention(prepared));
     }
 
     /// Zeroes memory.
@@ -202,8 +232,8 @@ impl<'a> Builder<'a> {
     }
 
     /// The calls with every address in its place.
-    pub fn finish(self, constants: u64, scratch: u64, stream: usize) -> Result<Vec<Call>> {
-        let fault = self.fault;
+    pub fn finish(self, constants: u64, scratch: u64) -> Result<Vec<Call>> {
+        let Machine { blas, fault, stream, .. } = self.machine;
         let place = |arg: Arg| match arg {
             Arg::Pointer(address) => address,
             Arg::Constant(offset) => constants + offset as u64,
@@ -219,10 +249,96 @@ impl<'a> Builder<'a> {
                 Pending::Kernel { function, grid, arguments } => {
                     Call::Kernel { function, grid, arguments: arguments.into_iter().map(place).collect() }
                 }
-                Pending::Product(prepared) => Call::Product(self.blas.plan(prepared, &place, stream)?),
+                Pending::Product(prepared) => Call::Product(blas.plan(prepared, &place, stream)?),
+                Pending::Attention(prepared) => Call::Attention(prepared.placed(&place)?),
                 Pending::Clear { at, bytes } => Call::Clear { at: place(at), bytes },
             });
         }
         Ok(calls)
     }
+
+    /// The least time of the calls that `fill` adds for a launch with such operands, which lie in memory of random numbers while
+    /// it runs. Nothing where `fill` adds none.
+    pub fn time(
+        &mut self,
+        [inputs, outputs]: [&[View]; 2],
+        fill: &dyn Fn(&mut Builder<'_>, &[View], &[View]) -> Result<bool>,
+    ) -> Result<Option<f64>> {
+        let (driver, stream) = (Arc::clone(self.machine.driver), self.machine.stream);
+        let mut starts = Vec::with_capacity(inputs.len() + outputs.len());
+        let mut bytes = 0;
+        let mut elsewhere = |view: &View| {
+            starts.push(bytes as u64);
+            bytes += (view.of.shape.elements() * view.of.dtype.bytes()).next_multiple_of(256);
+            View { buffer: BufferId(starts.len() - 1), offset_bytes: 0, of: view.of }
+        };
+        let inputs: Vec<View> = inputs.iter().map(&mut elsewhere).collect();
+        let outputs: Vec<View> = outputs.iter().map(&mut elsewhere).collect();
+        let base = self.machine.blas.random_memory(bytes, stream)?;
+        let address = |id: BufferId| base + starts[id.0];
+
+        let mut trial = Builder::new(self.machine.again(), &address);
+        if !fill(&mut trial, &inputs, &outputs)? {
+            return Ok(None);
+        }
+        let constants = trial.constants().to_vec();
+        let memory = Lent::new(&driver, [trial.scratch_bytes(), constants.len()])?;
+        let [scratch_at, constants_at] = memory.addresses;
+        driver.copy_in_and_wait(constants_at, &constants, stream)?;
+        let calls = trial.finish(constants_at, scratch_at)?;
+        let blas = &*self.machine.blas;
+        let run = || calls.iter().try_for_each(|call| call.issue(&driver, blas, stream));
+        least_time(&driver, stream, &run).map(Some)
+    }
+}
+
+impl Machine<'_> {
+    /// The same, for a builder that ends before this one goes on.
+    fn again(&mut self) -> Machine<'_> {
+        Machine {
+            driver: self.driver,
+            modules: self.modules,
+            blas: self.blas,
+            cudnn: self.cudnn.as_deref_mut(),
+            fault: self.fault,
+            multiprocessors: self.multiprocessors,
+            stream: self.stream,
+        }
+    }
+}
+
+/// Memory that is given back when dropped.
+struct Lent<'a> {
+    driver: &'a Driver,
+    addresses: [u64; 2],
+}
+
+impl<'a> Lent<'a> {
+    fn new(driver: &'a Driver, [first, second]: [usize; 2]) -> Result<Self> {
+        let mut lent = Lent { driver, addresses: [driver.allocate(first)?, 0] };
+        lent.addresses[1] = driver.allocate(second)?;
+        Ok(lent)
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        // The driver takes a 0 for nothing.
+        self.addresses.iter().for_each(|&address| self.driver.free(address));
+    }
+}
+
+fn least_time(driver: &Driver, stream: usize, run: &dyn Fn() -> Result<()>) -> Result<f64> {
+    let [start, end] = [driver.create_event(true)?, driver.create_event(true)?];
+    let timed = || -> Result<f64> {
+        driver.record(start, stream)?;
+        run()?;
+        driver.record(end, stream)?;
+        driver.synchronize_event(end)?;
+        driver.seconds_between(start, end)
+    };
+    let times: Result<Vec<f64>> = (0..TIMED_RUNS).map(|_| timed()).collect();
+    driver.destroy_event(start);
+    driver.destroy_event(end);
+    Ok(times?[1..].iter().copied().fold(f64::INFINITY, f64::min))
 }

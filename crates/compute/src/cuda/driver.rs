@@ -248,6 +248,16 @@ impl Driver {
         self.check("cuMemcpyHtoDAsync", status)
     }
 
+    /// Copies to the device and waits until it is done.
+    pub fn copy_in_and_wait(&self, to: u64, from: &[u8], stream: usize) -> Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the bytes are borrowed until the stream has passed the copy.
+        unsafe { self.copy_in(to, from.as_ptr(), from.len(), stream)? };
+        self.synchronize(stream)
+    }
+
     /// # Safety
     /// `to` must have room for `bytes` and not be touched until the stream has passed this point.
     pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize, stream: usize) -> Result<()> {

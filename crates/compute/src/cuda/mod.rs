@@ -7,6 +7,7 @@
 mod attention;
 mod blas;
 mod call;
+mod cudnn;
 mod driver;
 mod library;
 mod linear;
@@ -26,7 +27,8 @@ use std::{
 };
 
 use blas::Blas;
-use call::{Builder, Call};
+use call::{Builder, Call, Machine};
+use cudnn::Cudnn;
 use driver::{Attribute, Driver};
 use modules::Modules;
 use nvrtc::Nvrtc;
@@ -53,8 +55,23 @@ pub struct CudaOptions {
     pub folders: Vec<PathBuf>,
     /// Where compiled kernels are kept; nowhere if absent.
     pub kernel_cache: Option<PathBuf>,
-    /// A file of the algorithms that were chosen for products: read if it is there, and written when there are new ones.
+    /// A file of the algorithms that were chosen for products and attentions: read if it is there, and written when there are
+    /// new ones.
     pub choices: Option<PathBuf>,
+    /// What computes attention.
+    pub attention: AttentionBy,
+}
+
+/// What computes attention where cuDNN can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionBy {
+    /// Whatever takes less time here.
+    #[default]
+    Fastest,
+    /// Our own kernels.
+    Kernels,
+    /// cuDNN.
+    Cudnn,
 }
 
 /// A library of the vendor's, as `doctor` shows it.
@@ -98,7 +115,8 @@ pub fn probe(folders: &[PathBuf]) -> (Vec<LibraryReport>, Vec<CardReport>) {
                     }),
                 }),
                 Needed::Nvrtc => described(Nvrtc::open(folders).map(|nvrtc| nvrtc.describe())),
-                Needed::BlasLt | Needed::Cudnn => match library::open(needed, folders) {
+                Needed::Cudnn => described(cudnn::describe(folders)),
+                Needed::BlasLt => match library::open(needed, folders) {
                     Some(found) => Ok(found.path.display().to_string()),
                     None => Err(driver::missing(needed, "it was not found").to_string()),
                 },
@@ -145,6 +163,7 @@ pub struct Cuda {
     sequences: Vec<Option<Sequence>>,
     modules: Modules,
     blas: Blas,
+    cudnn: Option<Cudnn>,
     staging: RefCell<Staging>,
     buffers: Vec<Option<Buffer>>,
     fault: u64,
@@ -157,7 +176,25 @@ pub struct Cuda {
     multiprocessors: usize,
     free_at_first: usize,
     choices: Option<PathBuf>,
+    kept: Kept,
     _last: LastOut,
+}
+
+/// The file of choices as it was last read or written: those of products, and those of attentions.
+#[derive(Default)]
+struct Kept {
+    products: String,
+    attentions: String,
+}
+
+impl Kept {
+    fn new(text: &str) -> Self {
+        let is_heading = |line: &&str| line.split(' ').next() == Some(cudnn::CHOICES);
+        let products: usize =
+            text.split_inclusive('\n').take_while(|line| !is_heading(line)).map(str::len).sum();
+        let (products, attentions) = text.split_at(products);
+        Kept { products: products.into(), attentions: attentions.into() }
+    }
 }
 
 /// Gives the stream and the card back when everything else is gone.
@@ -232,8 +269,18 @@ impl Cuda {
         let stream = driver.create_stream()?;
         let last = LastOut { driver: Arc::clone(&driver), stream, device };
         let mut blas = Blas::open(Arc::clone(&driver), &options.folders)?;
-        if let Some(text) = options.choices.as_deref().and_then(|file| std::fs::read_to_string(file).ok()) {
-            blas.take_choices(&text);
+        let mut cudnn = Cudnn::open(
+            &options.folders,
+            options.attention,
+            capability,
+            driver.total_memory(device)?,
+            stream,
+        );
+        let text = options.choices.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
+        let kept = text.as_deref().map(Kept::new).unwrap_or_default();
+        blas.take_choices(&kept.products);
+        if let Some(cudnn) = &mut cudnn {
+            cudnn.take_choices(&kept.attentions);
         }
         let fault = driver.allocate(4 * FAULT_WORDS)?;
         driver.clear(fault, 4 * FAULT_WORDS, stream)?;
@@ -244,6 +291,7 @@ impl Cuda {
             sequences: Vec::new(),
             modules,
             blas,
+            cudnn,
             staging,
             buffers: Vec::new(),
             fault,
@@ -256,6 +304,7 @@ impl Cuda {
             multiprocessors,
             free_at_first,
             choices: options.choices.clone(),
+            kept,
             _last: last,
         })
     }
@@ -276,12 +325,21 @@ impl Cuda {
     }
 
     fn issue(&self, call: &Call) -> Result<()> {
-        match call {
-            Call::Kernel { function, grid, arguments } => {
-                self.driver.launch(*function, grid, arguments, self.stream)
-            }
-            Call::Product(plan) => self.blas.run(plan, self.stream),
-            Call::Clear { at, bytes } => self.driver.clear(*at, *bytes, self.stream),
+        call.issue(&self.driver, &self.blas, self.stream)
+    }
+
+    /// Writes choices that are new.
+    fn keep_choices(&mut self) {
+        let products = self.blas.new_choices();
+        let attentions = self.cudnn.as_mut().and_then(Cudnn::new_choices);
+        if products.is_none() && attentions.is_none() {
+            return;
+        }
+        self.kept.products = products.unwrap_or_else(|| std::mem::take(&mut self.kept.products));
+        self.kept.attentions = attentions.unwrap_or_else(|| std::mem::take(&mut self.kept.attentions));
+        if let Some(file) = &self.choices {
+            // Choices that cannot be kept are made again by the next run.
+            let _ = std::fs::write(file, format!("{}{}", self.kept.products, self.kept.attentions));
         }
     }
 
@@ -321,8 +379,16 @@ impl Cuda {
     fn build(&mut self, launches: &[Launch]) -> Result<Sequence> {
         let buffers = std::mem::take(&mut self.buffers);
         let address = |id: BufferId| buffers[id.0].as_ref().map_or(0, |buffer| buffer.address);
-        let mut builder =
-            Builder::new(&mut self.modules, &mut self.blas, &address, self.fault, self.multiprocessors);
+        let machine = Machine {
+            driver: &self.driver,
+            modules: &mut self.modules,
+            blas: &mut self.blas,
+            cudnn: self.cudnn.as_mut(),
+            fault: self.fault,
+            multiprocessors: self.multiprocessors,
+            stream: self.stream,
+        };
+        let mut builder = Builder::new(machine, &address);
         let outcome = fill(&mut builder, launches);
         let (scratch_bytes, constants) = (builder.scratch_bytes(), builder.constants().to_vec());
         let finished = outcome.and_then(|ends| {
@@ -331,7 +397,7 @@ impl Cuda {
             };
             let (scratch, constant_memory) = (take(scratch_bytes)?, take(constants.len())?);
             let at = |memory: Option<(u64, usize)>| memory.map_or(0, |(address, _)| address);
-            let calls = builder.finish(at(constant_memory), at(scratch), self.stream)?;
+            let calls = builder.finish(at(constant_memory), at(scratch))?;
             Ok((calls, ends, scratch, constant_memory))
         });
         self.buffers = buffers;
@@ -371,6 +437,7 @@ fn fill(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Vec<usize>> {
         builder.begin_launch();
         let is_there = rows::add(builder, kernel, inputs, outputs)?
             || linear::add(builder, kernel, inputs, outputs)?
+            || cudnn::add(builder, kernel, inputs, outputs)?
             || attention::add(builder, kernel, inputs, outputs)?;
         if !is_there {
             let dtype = outputs.first().map_or(DType::F32, |view| view.of.dtype);
@@ -395,13 +462,18 @@ impl Device for Cuda {
     }
 
     fn describe(&self) -> String {
-        format!(
+        let mut text = format!(
             "{DEVICE}: {}, compute capability {}.{}, cuBLASLt {}",
             self.card,
             self.capability / 10,
             self.capability % 10,
             self.blas.version()
-        )
+        );
+        if let Some(cudnn) = &self.cudnn {
+            text += ", ";
+            text += &cudnn.describe();
+        }
+        text
     }
 
     fn element_bytes(&self, dtype: DType) -> usize {
@@ -511,10 +583,7 @@ impl Device for Cuda {
         self.blas.end_timing();
         let mut sequence = outcome?;
         sequence.graph = self.capture(&sequence)?;
-        if let (Some(text), Some(file)) = (self.blas.new_choices(), &self.choices) {
-            // Choices that cannot be kept are made again by the next run.
-            let _ = std::fs::write(file, text);
-        }
+        self.keep_choices();
         self.sequences.push(Some(sequence));
         Ok(SequenceId(self.sequences.len() - 1))
     }

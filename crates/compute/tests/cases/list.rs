@@ -17,6 +17,7 @@ pub fn all() -> Vec<Case> {
     activations(&mut cases);
     products(&mut cases);
     attentions(&mut cases);
+    cases.extend(attentions_in_whole_tiles());
     losses(&mut cases);
     states(&mut cases);
     cases
@@ -222,6 +223,20 @@ fn attentions(cases: &mut Vec<Case>) {
             }
         }
     }
+}
+
+/// Heads of the usual sizes over several whole tiles of positions: what libraries of attention take.
+pub fn attentions_in_whole_tiles() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let (causal, full) = (Mask::Causal, Mask::Full);
+    for (b, t, heads, kv_heads, d, mask) in
+        [(1, 256, 2, 1, 64, causal), (2, 128, 1, 1, 128, causal), (2, 128, 1, 1, 128, full)]
+    {
+        let (borders, products) = (false, DType::F32);
+        let attention = Attention { heads, kv_heads, mask, cached: false, borders, window: 0, products };
+        whole_attention(&mut cases, [b, t, d], attention, &[]);
+    }
+    cases
 }
 
 /// Attention over whole sequences, forward and backward.

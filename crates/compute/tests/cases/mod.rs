@@ -5,6 +5,8 @@
 mod list;
 
 pub use list::all;
+#[allow(unused_imports, reason = "only a test of a library uses it")]
+pub use list::attentions_in_whole_tiles;
 
 /// What products can be of.
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
