@@ -34,6 +34,15 @@ pub fn options(ordinal: usize, choices: Option<PathBuf>) -> CudaOptions {
     CudaOptions { ordinal, folders: folders(), kernel_cache, choices, ..CudaOptions::default() }
 }
 
+/// What the driver's and the libraries' own memory comes to on a card, as measured beside a run's plan: kernels, working memory of
+/// products, the ring of uploads.
+const LIBRARY_BYTES: usize = 200 << 20;
+
+/// Bytes that a device's own libraries take.
+pub fn library_bytes(device: &str) -> usize {
+    if ordinal(device).is_some() { LIBRARY_BYTES } else { 0 }
+}
+
 /// The card that a device's name means: 0 for `cuda`, 1 for `cuda:1`.
 pub fn ordinal(name: &str) -> Option<usize> {
     match name.strip_prefix("cuda")? {

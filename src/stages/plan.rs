@@ -1,6 +1,7 @@
 //! What a run comes to before it touches a device: its model, its samples, its memory.
 
 use super::corpus::Corpus;
+use super::cuda;
 use super::machine::memory_for_a_run;
 use super::model;
 use crate::config::Config;
@@ -18,6 +19,8 @@ pub struct Plan {
     pub options: TrainOptions,
     /// What that takes.
     pub memory: MemoryPlan,
+    /// Bytes that the device's own libraries take besides.
+    pub library_bytes: usize,
     /// Whether values of blocks are computed again, and if the machine decided, why.
     pub recompute: Recompute,
 }
@@ -66,10 +69,12 @@ impl Plan {
         let mut options = model::train_options(config, objective, samples, steps);
         let plain = Trainer::plan(&model, &options)?;
         let limit = memory_for_a_run(&config.train.device);
-        let recompute = decide(&config.train.recompute, plain.total_bytes() as u64, limit);
+        let library_bytes = cuda::library_bytes(&config.train.device);
+        let needed = plain.total_bytes() + library_bytes;
+        let recompute = decide(&config.train.recompute, needed as u64, limit);
         options.recompute = recompute.on;
         let memory = if recompute.on { Trainer::plan(&model, &options)? } else { plain };
-        Ok(Plan { model, options, memory, recompute })
+        Ok(Plan { model, options, memory, library_bytes, recompute })
     }
 
     /// Plans a run whose data may or may not be there yet.
@@ -85,6 +90,11 @@ impl Plan {
             None => (Objective::NextToken, Samples::expected(config)?),
         };
         Plan::new(config, vocab_size, objective, samples, 1)
+    }
+
+    /// All memory that the run takes on its device.
+    pub fn total_bytes(&self) -> usize {
+        self.memory.total_bytes() + self.library_bytes
     }
 
     /// The decision as configurations write it.
@@ -105,6 +115,9 @@ impl Plan {
         for (name, size) in &memory.states {
             text += &format!("{name:16}{}\n", bytes(*size as u64));
         }
+        if self.library_bytes > 0 {
+            text += &format!("libraries       {}\n", bytes(self.library_bytes as u64));
+        }
         let reason = self.recompute.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
         text += &format!(
             "activations     {} ({} if none shared a place)\ninputs          {}\ntotal           {}\n\
@@ -112,7 +125,7 @@ impl Plan {
             bytes(memory.arena_bytes as u64),
             bytes(memory.unshared_bytes as u64),
             bytes(memory.input_bytes as u64),
-            bytes(memory.total_bytes() as u64),
+            bytes(self.total_bytes() as u64),
             self.recompute_name(),
         );
         text
@@ -131,7 +144,8 @@ impl Plan {
             "arena_bytes": memory.arena_bytes,
             "unshared_bytes": memory.unshared_bytes,
             "input_bytes": memory.input_bytes,
-            "total_bytes": memory.total_bytes(),
+            "library_bytes": self.library_bytes,
+            "total_bytes": self.total_bytes(),
             "recompute": self.recompute_name(),
         })
     }

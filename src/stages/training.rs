@@ -98,7 +98,7 @@ impl<'a> Session<'a> {
         let vocab_size = corpus.tokenizer.vocab_size() as u64;
         let plan = Plan::new(config, vocab_size, objective, Samples::of(&loader), steps)?;
         describe(&plan, config, &loader, steps, context);
-        check_fits(&config.train.device, plan.memory.total_bytes() as u64)?;
+        check_fits(&config.train.device, plan.total_bytes() as u64)?;
         let mut config = config.clone();
         config.train.recompute = plan.recompute_name().into();
         run.store(&config)?;
@@ -299,7 +299,7 @@ fn describe(plan: &Plan, config: &Config, loader: &Loader, steps: u64, context: 
         if is_bucketed { "at most " } else { "" },
         grouped(config.train.batch_tokens),
         grouped(loader.samples_per_epoch().div_ceil(rows)),
-        bytes(plan.memory.total_bytes() as u64)
+        bytes(plan.total_bytes() as u64)
     ));
     show.detail(&format!("sizes: {}", plan.model.config()));
     if let Some(reason) = &plan.recompute.reason {

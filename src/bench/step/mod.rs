@@ -94,9 +94,9 @@ impl Machine {
 }
 
 /// Trains for a few seconds and shows how that went.
-pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<()> {
+pub fn run(show: &Show, device_name: &str, plan: Plan, settings: Settings) -> Result<()> {
     let passes = settings.precision.passes();
-    let (machine, mut subject) = match cuda::ordinal(device) {
+    let (machine, mut subject) = match cuda::ordinal(device_name) {
         Some(ordinal) => {
             if plan.batching {
                 let message = "--batching measures the processor: use --device cpu";
@@ -109,7 +109,7 @@ pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<
             (Machine::of_card(&limits), Subject::new(card, plan.sizes, plan.micro_rows, passes, working)?)
         }
         None => {
-            let device = cpu(device, settings.threads)?;
+            let device = cpu(device_name, settings.threads)?;
             let limits = Limits::measure(&device, settings.quick)?;
             let subject = Subject::new(Box::new(device), plan.sizes, plan.micro_rows, passes, None)?;
             (Machine::of_processor(&limits, settings), subject)
@@ -129,7 +129,10 @@ pub fn run(show: &Show, device: &str, plan: Plan, settings: Settings) -> Result<
         parameters: subject.trainer.engine().model().layout().count(),
         flops_per_token: plan.sizes.config().flops_per_token() as f64,
         products: subject.trainer.products_per_step(),
-        memory: (subject.planned_bytes, subject.trainer.engine().used_bytes()),
+        memory: (
+            subject.planned_bytes + cuda::library_bytes(device_name),
+            subject.trainer.engine().used_bytes(),
+        ),
         profile,
         batching: plan.batching.then(|| Batching::measure(plan.sizes, passes, settings)).transpose()?,
         plan,

@@ -131,6 +131,9 @@ enum Pending {
     Clear { at: Arg, bytes: usize },
 }
 
+/// Adds the calls of a launch with these inputs and outputs; false where there are none.
+type Fill<'a> = dyn Fn(&mut Builder<'_>, &[View], &[View]) -> Result<bool> + 'a;
+
 /// Runs of what is timed, of which the first loads kernels and does not count.
 const TIMED_RUNS: usize = 6;
 
@@ -259,11 +262,7 @@ impl<'a> Builder<'a> {
 
     /// The least time of the calls that `fill` adds for a launch with such operands, which lie in memory of random numbers while
     /// it runs. Nothing where `fill` adds none.
-    pub fn time(
-        &mut self,
-        [inputs, outputs]: [&[View]; 2],
-        fill: &dyn Fn(&mut Builder<'_>, &[View], &[View]) -> Result<bool>,
-    ) -> Result<Option<f64>> {
+    pub fn time(&mut self, [inputs, outputs]: [&[View]; 2], fill: &Fill<'_>) -> Result<Option<f64>> {
         let (driver, stream) = (Arc::clone(self.machine.driver), self.machine.stream);
         let mut starts = Vec::with_capacity(inputs.len() + outputs.len());
         let mut bytes = 0;

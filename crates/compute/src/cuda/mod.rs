@@ -56,7 +56,8 @@ pub struct CudaOptions {
     /// Where compiled kernels are kept; nowhere if absent.
     pub kernel_cache: Option<PathBuf>,
     /// A file of the algorithms that were chosen for products and attentions: read if it is there, and written when there are
-    /// new ones.
+    /// new ones. What it does not say is taken from the choices that the kernel cache keeps for the card, so that runs on one
+    /// machine are alike.
     pub choices: Option<PathBuf>,
     /// What computes attention.
     pub attention: AttentionBy,
@@ -175,7 +176,8 @@ pub struct Cuda {
     capability: usize,
     multiprocessors: usize,
     free_at_first: usize,
-    choices: Option<PathBuf>,
+    choices: Vec<PathBuf>,
+    in_flight: InFlight,
     kept: Kept,
     _last: LastOut,
 }
@@ -188,6 +190,15 @@ struct Kept {
 }
 
 impl Kept {
+    /// Takes what another file has; what it does not have stays.
+    fn take(&mut self, other: Kept) {
+        for (own, found) in [(&mut self.products, other.products), (&mut self.attentions, other.attentions)] {
+            if !found.is_empty() {
+                *own = found;
+            }
+        }
+    }
+
     fn new(text: &str) -> Self {
         let is_heading = |line: &&str| line.split(' ').next() == Some(cudnn::CHOICES);
         let products: usize =
@@ -276,11 +287,18 @@ impl Cuda {
             driver.total_memory(device)?,
             stream,
         );
-        let text = options.choices.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
-        let kept = text.as_deref().map(Kept::new).unwrap_or_default();
-        blas.take_choices(&kept.products);
-        if let Some(cudnn) = &mut cudnn {
-            cudnn.take_choices(&kept.attentions);
+        let cached =
+            options.kernel_cache.as_ref().map(|folder| folder.join(choices_name(&card, blas.version())));
+        let choices: Vec<PathBuf> = [cached, options.choices.clone()].into_iter().flatten().collect();
+        let mut kept = Kept::default();
+        // The run's own come last and win.
+        for text in choices.iter().filter_map(|file| std::fs::read_to_string(file).ok()) {
+            let found = Kept::new(&text);
+            blas.take_choices(&found.products);
+            if let Some(cudnn) = &mut cudnn {
+                cudnn.take_choices(&found.attentions);
+            }
+            kept.take(found);
         }
         let fault = driver.allocate(4 * FAULT_WORDS)?;
         driver.clear(fault, 4 * FAULT_WORDS, stream)?;
@@ -303,7 +321,8 @@ impl Cuda {
             capability,
             multiprocessors,
             free_at_first,
-            choices: options.choices.clone(),
+            choices,
+            in_flight: InFlight::default(),
             kept,
             _last: last,
         })
@@ -332,14 +351,15 @@ impl Cuda {
     fn keep_choices(&mut self) {
         let products = self.blas.new_choices();
         let attentions = self.cudnn.as_mut().and_then(Cudnn::new_choices);
-        if products.is_none() && attentions.is_none() {
+        let is_kept = self.choices.iter().all(|file| file.exists());
+        if products.is_none() && attentions.is_none() && is_kept {
             return;
         }
         self.kept.products = products.unwrap_or_else(|| std::mem::take(&mut self.kept.products));
         self.kept.attentions = attentions.unwrap_or_else(|| std::mem::take(&mut self.kept.attentions));
-        if let Some(file) = &self.choices {
+        for file in &self.choices {
             // Choices that cannot be kept are made again by the next run.
-            let _ = std::fs::write(file, format!("{}{}", self.kept.products, self.kept.attentions));
+            let _ = write_aside(file, &format!("{}{}", self.kept.products, self.kept.attentions));
         }
     }
 
@@ -427,6 +447,50 @@ impl Cuda {
         let issued = sequence.calls.iter().try_for_each(|call| self.issue(call));
         let graph = self.driver.end_capture(self.stream);
         issued.and(graph)
+    }
+}
+
+/// The name of the file that keeps a card's choices in the kernel cache.
+fn choices_name(card: &str, version: i32) -> String {
+    let card = card.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    format!("choices-{card}-{version}.txt")
+}
+
+fn write_aside(file: &Path, text: &str) -> std::io::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let aside = file.with_extension(format!("{}.part", std::process::id()));
+    std::fs::write(&aside, text)?;
+    std::fs::rename(aside, file)
+}
+
+/// Runs that the card was given, of which it may not have ended the last few.
+#[derive(Default)]
+struct InFlight {
+    /// Passed at the ends of runs.
+    events: Vec<usize>,
+    count: usize,
+}
+
+/// How many runs the card may be given ahead: enough to keep it busy. More would make the driver spin while it waits for room.
+const MOST_IN_FLIGHT: usize = 3;
+
+impl InFlight {
+    /// Sleeps until there is room for another run.
+    fn wait_for_room(&mut self, driver: &Driver) -> Result<()> {
+        if self.events.len() < MOST_IN_FLIGHT {
+            self.events.push(driver.create_event(false)?);
+            return Ok(());
+        }
+        driver.synchronize_event(self.events[self.count % MOST_IN_FLIGHT])
+    }
+
+    /// Counts a run that was just given.
+    fn add(&mut self, driver: &Driver, stream: usize) -> Result<()> {
+        driver.record(self.events[self.count % MOST_IN_FLIGHT], stream)?;
+        self.count += 1;
+        Ok(())
     }
 }
 
@@ -578,7 +642,7 @@ impl Device for Cuda {
                 self.buffer(launch.kernel.name(), view)?;
             }
         }
-        // Building may wait for the card and time candidates on it, so what was queued before ends first.
+        self.staging.get_mut().deliver()?;
         let outcome = self.build(launches);
         self.blas.end_timing();
         let mut sequence = outcome?;
@@ -589,22 +653,28 @@ impl Device for Cuda {
     }
 
     fn unbind(&mut self, sequence: SequenceId) {
-        if self.driver.make_current(self.context).is_ok() && self.driver.synchronize(self.stream).is_ok() {
-            if let Some(slot) = self.sequences.get_mut(sequence.0) {
-                *slot = None;
-            }
+        if self.driver.make_current(self.context).is_ok()
+            && self.driver.synchronize(self.stream).is_ok()
+            && let Some(slot) = self.sequences.get_mut(sequence.0)
+        {
+            *slot = None;
         }
     }
 
     fn run(&mut self, sequence: SequenceId) -> Result<()> {
         self.driver.make_current(self.context)?;
-        self.driver.launch_graph(self.sequence(sequence)?.graph, self.stream)
+        let graph = self.sequence(sequence)?.graph;
+        self.in_flight.wait_for_room(&self.driver)?;
+        self.staging.get_mut().deliver()?;
+        self.driver.launch_graph(graph, self.stream)?;
+        self.in_flight.add(&self.driver, self.stream)
     }
 
     fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()> {
         self.driver.make_current(self.context)?;
         let launches = self.sequence(sequence)?.ends.len();
         check_times(launches, times.len())?;
+        self.staging.get_mut().deliver()?;
         while self.events.len() <= launches {
             self.events.push(self.driver.create_event(true)?);
         }
@@ -638,7 +708,7 @@ impl Drop for Cuda {
         for Buffer { address, .. } in self.buffers.drain(..).flatten() {
             self.driver.free(address);
         }
-        for &event in &self.events {
+        for &event in self.events.iter().chain(&self.in_flight.events) {
             self.driver.destroy_event(event);
         }
         self.driver.free(self.fault);

@@ -2,7 +2,7 @@
 //! its own and no wait.
 //!
 //! An upload goes to a ring on its own stream, while the card may still be computing, and from there to its place in the order
-//! of the compute stream. Each half of the ring is used again only when the compute stream has passed the last copy out of it.
+//! of the compute stream, as soon as something there needs it. Each half of the ring is used again only when the compute stream has passed the last copy out of it.
 #![expect(unsafe_code, reason = "memory that the card copies by itself")]
 
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub(super) struct Staging {
     arrived: usize,
     halves: [Half; 2],
     current: usize,
+    /// Pieces that lie in the ring and not yet in their places: where to, where from, how many bytes.
+    pending: Vec<(u64, u64, usize)>,
     /// Pinned memory for the numbers of reads that are under way, and what is passed when they have come.
     numbers: *mut u8,
     read: [usize; READS],
@@ -66,6 +68,7 @@ impl Staging {
             arrived,
             halves,
             current: 0,
+            pending: Vec::with_capacity(64),
             numbers,
             read,
             next_read: 0,
@@ -96,17 +99,29 @@ impl Staging {
             let ring = self.ring + at as u64;
             // SAFETY: the piece stays as it is until this half is entered again.
             unsafe { self.driver.copy_in(ring, memory.as_ptr(), piece, self.uploads)? };
-            self.driver.record(self.arrived, self.uploads)?;
-            self.driver.wait(self.compute, self.arrived)?;
-            self.driver.copy(to + done as u64, ring, piece, self.compute)?;
+            self.pending.push((to + done as u64, ring, piece));
             self.halves[self.current].used += piece.next_multiple_of(256);
             done += piece;
         }
         Ok(())
     }
 
+    /// Puts what was uploaded into its places before anything that the compute stream is given next.
+    pub fn deliver(&mut self) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        self.driver.record(self.arrived, self.uploads)?;
+        self.driver.wait(self.compute, self.arrived)?;
+        for (to, from, bytes) in self.pending.drain(..) {
+            self.driver.copy(to, from, bytes, self.compute)?;
+        }
+        Ok(())
+    }
+
     /// Leaves this half and enters the other, which must have been emptied.
     fn turn(&mut self) -> Result<()> {
+        self.deliver()?;
         self.driver.record(self.halves[self.current].drained, self.compute)?;
         self.current = 1 - self.current;
         self.driver.synchronize_event(self.halves[self.current].drained)?;
@@ -117,6 +132,7 @@ impl Staging {
     /// Begins to bring single numbers from addresses, one behind the other, after everything on the compute stream. Returns the
     /// number of the read.
     pub fn begin_read(&mut self, pieces: impl Iterator<Item = (u64, usize)>) -> Result<usize> {
+        self.deliver()?;
         let number = self.next_read;
         let slot = number % READS;
         let mut used = 0;
@@ -150,6 +166,7 @@ impl Staging {
         unit: usize,
         mut take: impl FnMut(usize, &[u8]),
     ) -> Result<()> {
+        self.deliver()?;
         // Everything on the stream ends here, so both halves are free.
         let mut done = 0;
         loop {
