@@ -1,11 +1,13 @@
 //! Attention and its gradient: which kernels run, on which grid, with which operands.
 //!
 //! bf16 and f16 run on the matrix units (`attention.cu`), f32 without them (`attention_f32.cu`), a single query over a cache in
-//! a kernel of its own (`attention_decode.cu`). All of them take a pointer to the first element and the length of a row, so
-//! that heads inside one tensor and heads apart are the same to them.
+//! a kernel of its own (`attention_decode.cu`), and plain attention over whole heads on Hopper's own units
+//! (`attention_hopper.cu`). All of them take a pointer to the first element and the length of a row, or a map that says the
+//! same, so that heads inside one tensor and heads apart are the same to them.
 
 use super::{
     call::{Arg, Builder, Grid},
+    driver::HeadRows,
     modules::Source,
 };
 use crate::{
@@ -150,6 +152,30 @@ impl Heads {
         }
     }
 
+    /// Whether `attention_hopper.cu` has kernels for it. `views` are all operands.
+    fn suits_warpgroups<'a>(&self, builder: &Builder<'_>, views: impl IntoIterator<Item = &'a View>) -> bool {
+        let Attention { cached, borders, window, .. } = self.attention;
+        builder.has_warpgroup_products()
+            && self.real != DType::F32
+            && [64, 128].contains(&self.size)
+            && !(cached || borders || window > 0 || self.keys == 0)
+            && views.into_iter().all(|view| view.offset_bytes.is_multiple_of(16))
+    }
+
+    /// Heads that begin at `at`: with as many positions as there are queries, or keys.
+    fn rows(&self, at: Arg, of_queries: bool, stride: usize) -> HeadRows {
+        let Arg::Pointer(at) = at else { unreachable!("operands have addresses") };
+        let Attention { heads, kv_heads, .. } = self.attention;
+        let (heads, positions) = if of_queries { (heads, self.queries) } else { (kv_heads, self.keys) };
+        HeadRows { at, real: self.real, size: self.size, heads, positions, samples: self.batch, stride }
+    }
+
+    /// Queries, keys and values.
+    fn all_rows(&self, [q, k, v]: [Arg; 3]) -> [HeadRows; 3] {
+        let of_keys = |at| self.rows(at, false, self.kv_stride);
+        [self.rows(q, true, self.q_stride), of_keys(k), of_keys(v)]
+    }
+
     /// The settings that the files are compiled with. `views` are all operands.
     fn defines<'a>(&self, views: impl IntoIterator<Item = &'a View>) -> [(&'static str, usize); 3] {
         let is_wide = (self.size * self.real.bytes()).is_multiple_of(16)
@@ -248,6 +274,9 @@ fn forward(
     let defines = heads.defines(inputs.iter().chain(outputs));
     let [out, log_sum_exp] = [&outputs[0], &outputs[1]].map(|view| builder.pointer(view));
     let starts = if attention.cached { builder.pointer(&extras[0]) } else { Arg::Pointer(0) };
+    if heads.suits_warpgroups(builder, inputs.iter().chain(outputs)) {
+        return warpgroups_forward(builder, heads, [q, k, v], [out, log_sum_exp]);
+    }
     if attention.cached && heads.queries == 1 {
         return decode(builder, heads, &defines, [q, k, v, out, log_sum_exp, starts]);
     }
@@ -316,6 +345,9 @@ fn backward(
     let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
     let defines = heads.defines(inputs.iter().chain(outputs));
     let [d_out, out, log_sum_exp] = [&inputs[0], &extras[0], &extras[1]].map(|view| builder.pointer(view));
+    if heads.suits_warpgroups(builder, inputs.iter().chain(outputs)) {
+        return warpgroups_backward(builder, heads, [q, k, v], [d_out, out, log_sum_exp], [d_q, d_k, d_v]);
+    }
     let [ranges, spreads] = ranges(builder, heads, &defines, extras.get(2))?;
 
     let delta = builder.scratch(heads.batch * query_heads * heads.queries * size_of::<f32>());
@@ -335,4 +367,104 @@ fn backward(
     };
     add("attention_d_q", &[d_q], &Tiles::by_query(heads), heads.queries, query_heads)?;
     add("attention_d_kv", &[d_k, d_v], &Tiles::by_key(heads), heads.keys, kv_heads)
+}
+
+/// The warpgroups of a kernel of `attention_hopper.cu`, which says why there are so many: each owns 64 rows, and all of them walk
+/// over what is in the stages.
+struct Warpgroups {
+    count: usize,
+    stages: usize,
+    /// Tensors of which a warpgroup keeps its own rows.
+    own_tensors: usize,
+    /// Rows of each of the two tensors in a stage.
+    others: usize,
+    /// Bytes of a stage besides.
+    known_bytes: usize,
+}
+
+impl Warpgroups {
+    const ROWS: usize = 64;
+
+    fn forward(heads: &Heads) -> Self {
+        let others = if heads.size == 64 { 128 } else { 64 };
+        Warpgroups { count: 2, stages: 2, own_tensors: 1, others, known_bytes: 0 }
+    }
+
+    fn by_query(heads: &Heads) -> Self {
+        let (count, stages) = if heads.size == 64 { (2, 4) } else { (3, 3) };
+        Warpgroups { count, stages, own_tensors: 2, others: 64, known_bytes: 0 }
+    }
+
+    fn by_key(heads: &Heads) -> Self {
+        let stages = if heads.size == 64 { 3 } else { 2 };
+        let known_bytes = 2 * Self::ROWS * size_of::<f32>();
+        Warpgroups { count: 1, stages, own_tensors: 2, others: 64, known_bytes }
+    }
+
+    /// A block for so many rows of each of so many heads.
+    fn grid(&self, heads: &Heads, rows: usize, all_heads: usize) -> Grid {
+        const GROUP_THREADS: usize = 128;
+        let ring_bytes = 8 + 24 * self.stages;
+        let stage_bytes = 2 * self.others * heads.row_bytes() + self.known_bytes;
+        let own_bytes = self.count * self.own_tensors * Self::ROWS * heads.row_bytes();
+        let shared_bytes = own_bytes + self.stages * stage_bytes + ring_bytes;
+        let mut grid = Grid::new(
+            rows.div_ceil(self.count * Self::ROWS) * all_heads,
+            u32::try_from(self.count * GROUP_THREADS).expect("a block's threads"),
+        );
+        grid.shared_bytes = u32::try_from(shared_bytes).expect("a block's shared memory");
+        grid
+    }
+}
+
+fn warpgroups_forward(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    parts: [Arg; 3],
+    [out, log_sum_exp]: [Arg; 2],
+) -> Result<()> {
+    let all_heads = heads.batch * heads.attention.heads;
+    let grid = Warpgroups::forward(heads).grid(heads, heads.queries, all_heads);
+    builder.give_maps(&heads.all_rows(parts))?;
+    let mut arguments = vec![out, log_sum_exp];
+    let counts = [heads.queries, heads.keys, heads.attention.heads, heads.group(), all_heads];
+    arguments.extend(counts.map(Arg::from));
+    arguments.extend([heads.causal(), heads.scale()]);
+    let defines = [("HEAD", heads.size)];
+    builder.kernel(
+        Source::AttentionHopper,
+        "attention_hopper_forward",
+        heads.real,
+        &defines,
+        grid,
+        &arguments,
+    )
+}
+
+fn warpgroups_backward(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    parts: [Arg; 3],
+    [d_out, out, log_sum_exp]: [Arg; 3],
+    [d_q, d_k, d_v]: [Arg; 3],
+) -> Result<()> {
+    let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
+    let [q, k, v] = heads.all_rows(parts);
+    let tensors = [heads.rows(d_out, true, query_heads * heads.size), q, k, v];
+    let blocks = heads.batch * query_heads * heads.queries.div_ceil(Warpgroups::ROWS);
+    let statistics = builder.scratch(blocks * 2 * Warpgroups::ROWS * size_of::<f32>());
+    let mut add = |name, operands: &[Arg], kind: Warpgroups, rows: usize, count: usize, stride: usize| {
+        let all_heads = heads.batch * count;
+        let mut arguments = operands.to_vec();
+        let counts = [heads.queries, heads.keys, query_heads, heads.group(), all_heads, stride];
+        arguments.extend(counts.map(Arg::from));
+        arguments.extend([heads.causal(), heads.scale()]);
+        let grid = kind.grid(heads, rows, all_heads);
+        builder.give_maps(&tensors)?;
+        builder.kernel(Source::AttentionHopper, name, heads.real, &[("HEAD", heads.size)], grid, &arguments)
+    };
+    let known = [d_out, out, log_sum_exp, statistics, d_q];
+    let (by_query, by_key) = (Warpgroups::by_query(heads), Warpgroups::by_key(heads));
+    add("attention_hopper_d_q", &known, by_query, heads.queries, query_heads, heads.q_stride)?;
+    add("attention_hopper_d_kv", &[statistics, d_k, d_v], by_key, heads.keys, kv_heads, heads.kv_stride)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{
     blas::{Blas, Prepared, Product, ProductPlan},
     cudnn::{self, Cudnn},
-    driver::{Driver, Function},
+    driver::{Arguments, Driver, Function, HeadRows, TensorMap},
     modules::{Modules, Source},
 };
 use crate::{
@@ -81,8 +81,8 @@ impl Grid {
 
 /// One thing to put on the stream.
 pub(super) enum Call {
-    /// A kernel of ours. Every argument fills eight bytes, of which the driver reads as many as the kernel declares.
-    Kernel { function: Function, grid: Grid, arguments: Vec<u64> },
+    /// A kernel of ours.
+    Kernel { function: Function, grid: Grid, arguments: Arguments },
     /// A product of the library.
     Product(ProductPlan),
     /// An attention of the library, one run for every piece of the batch.
@@ -122,10 +122,12 @@ pub(super) struct Builder<'a> {
     scratch_used: usize,
     scratch_bytes: usize,
     constants: Vec<u8>,
+    /// What the next kernel takes before its arguments.
+    maps: Vec<TensorMap>,
 }
 
 enum Pending {
-    Kernel { function: Function, grid: Grid, arguments: Vec<Arg> },
+    Kernel { function: Function, grid: Grid, maps: Vec<TensorMap>, arguments: Vec<Arg> },
     Product(Prepared),
     Attention(cudnn::Prepared),
     Clear { at: Arg, bytes: usize },
@@ -146,6 +148,7 @@ impl<'a> Builder<'a> {
             scratch_used: 0,
             scratch_bytes: 0,
             constants: Vec::new(),
+            maps: Vec::new(),
         }
     }
 
@@ -190,6 +193,19 @@ impl<'a> Builder<'a> {
         Arg::Constant(at)
     }
 
+    /// Whether the card multiplies by warpgroups, which Hopper alone does.
+    pub fn has_warpgroup_products(&self) -> bool {
+        self.machine.modules.has_warpgroup_products()
+    }
+
+    /// Gives the next kernel maps by which the copy engine finds these heads: it takes them before its arguments.
+    pub fn give_maps(&mut self, tensors: &[HeadRows]) -> Result<()> {
+        for rows in tensors {
+            self.maps.push(self.machine.driver.tensor_map(rows)?);
+        }
+        Ok(())
+    }
+
     /// Adds a kernel of a source file compiled for one element type. `defines` are further `NAME=value` settings of the
     /// file, such as a head size.
     pub fn kernel(
@@ -202,7 +218,8 @@ impl<'a> Builder<'a> {
         arguments: &[Arg],
     ) -> Result<()> {
         let function = self.machine.modules.function(source, name, real, defines, grid.shared_bytes)?;
-        self.pending.push(Pending::Kernel { function, grid, arguments: arguments.to_vec() });
+        let (maps, arguments) = (std::mem::take(&mut self.maps), arguments.to_vec());
+        self.pending.push(Pending::Kernel { function, grid, maps, arguments });
         Ok(())
     }
 
@@ -249,8 +266,9 @@ impl<'a> Builder<'a> {
         let mut calls = Vec::with_capacity(self.pending.len());
         for pending in self.pending {
             calls.push(match pending {
-                Pending::Kernel { function, grid, arguments } => {
-                    Call::Kernel { function, grid, arguments: arguments.into_iter().map(place).collect() }
+                Pending::Kernel { function, grid, maps, arguments } => {
+                    let words = arguments.into_iter().map(place).collect();
+                    Call::Kernel { function, grid, arguments: Arguments { maps, words } }
                 }
                 Pending::Product(prepared) => Call::Product(blas.plan(prepared, &place, stream)?),
                 Pending::Attention(prepared) => Call::Attention(prepared.placed(&place)?),

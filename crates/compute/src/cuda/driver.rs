@@ -13,7 +13,10 @@ use super::{
     library::{self, Needed},
     symbols::symbols,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    tensor::DType,
+};
 
 symbols! {
     /// The driver's functions.
@@ -63,6 +66,11 @@ symbols! {
             function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
             shared: c_uint, stream: usize, arguments: *mut *mut c_void, extra: *mut *mut c_void,
         );
+        cuTensorMapEncodeTiled(
+            map: *mut c_void, element: c_int, rank: c_uint, address: u64, sizes: *const u64, strides: *const u64,
+            box_sizes: *const c_uint, element_strides: *const c_uint, interleave: c_int, swizzle: c_int,
+            promotion: c_int, fill: c_int,
+        );
     }
 }
 
@@ -89,6 +97,37 @@ pub(super) struct Function {
     pub handle: usize,
     /// For errors.
     pub name: &'static str,
+}
+
+/// Heads of a tensor, as the copy engine sees them. Addresses and rows are multiples of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadRows {
+    pub at: u64,
+    pub real: DType,
+    /// Elements of a head, a multiple of [`HeadRows::BOX`].
+    pub size: usize,
+    pub heads: usize,
+    pub positions: usize,
+    pub samples: usize,
+    /// Elements from one position to the next.
+    pub stride: usize,
+}
+
+impl HeadRows {
+    /// What one copy moves: so many elements of so many rows, `BOX_ROWS` in `attention_warpgroup.cuh`.
+    pub const BOX: usize = 64;
+}
+
+/// What tells the copy engine about a tensor.
+#[repr(C, align(64))]
+pub(super) struct TensorMap([u8; 128]);
+
+/// What a kernel is launched with.
+pub(super) struct Arguments {
+    /// They come first.
+    pub maps: Vec<TensorMap>,
+    /// Every other argument fills eight bytes, of which the driver reads as many as the kernel declares.
+    pub words: Vec<u64>,
 }
 
 /// The driver, opened.
@@ -394,22 +433,62 @@ impl Driver {
         self.check("cuFuncSetAttribute", status).map_err(|error| in_kernel(error, function.name))
     }
 
-    /// Puts a kernel on a stream. Every argument is eight bytes of which the kernel reads as many as it declares.
+    /// A map by which the copy engine brings boxes of heads into shared memory, with pieces of 16 bytes where a swizzle of 128
+    /// bytes puts them, and zeroes where there are no rows.
+    pub fn tensor_map(&self, rows: &HeadRows) -> Result<TensorMap> {
+        const SWIZZLE_128_BYTES: c_int = 3;
+        const PROMOTE_256_BYTES: c_int = 3;
+        let element = match rows.real {
+            DType::F16 => 6,
+            DType::BF16 => 9,
+            DType::F32 | DType::U32 => unreachable!("products of warpgroups are of halves"),
+        };
+        let bytes = |elements: usize| (elements * rows.real.bytes()) as u64;
+        let sizes = [rows.size, rows.heads, rows.positions, rows.samples].map(|size| size as u64);
+        let strides = [bytes(rows.size), bytes(rows.stride), bytes(rows.stride * rows.positions)];
+        let (boxes, steps) = ([HeadRows::BOX as c_uint, 1, HeadRows::BOX as c_uint, 1], [1 as c_uint; 4]);
+        let mut map = TensorMap([0; 128]);
+        // SAFETY: the driver writes the 128 bytes of a map, which lies at a multiple of 64, and reads four sizes of each kind, three
+        // of strides.
+        let status = unsafe {
+            (self.api.cuTensorMapEncodeTiled)(
+                ptr::from_mut(&mut map).cast(),
+                element,
+                4,
+                rows.at,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                steps.as_ptr(),
+                0,
+                SWIZZLE_128_BYTES,
+                PROMOTE_256_BYTES,
+                0,
+            )
+        };
+        self.check("cuTensorMapEncodeTiled", status)?;
+        Ok(map)
+    }
+
+    /// Puts a kernel on a stream.
     pub fn launch(
         &self,
         function: Function,
         grid: &super::call::Grid,
-        arguments: &[u64],
+        arguments: &Arguments,
         stream: usize,
     ) -> Result<()> {
         let mut places = [ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
-        assert!(arguments.len() <= MAX_ARGUMENTS, "{} has too many arguments", function.name);
-        for (place, argument) in places.iter_mut().zip(arguments) {
-            *place = ptr::from_ref(argument).cast_mut().cast();
+        let Arguments { maps, words } = arguments;
+        assert!(maps.len() + words.len() <= MAX_ARGUMENTS, "{} has too many arguments", function.name);
+        let addresses = maps.iter().map(|map| ptr::from_ref(map).cast::<c_void>());
+        let addresses = addresses.chain(words.iter().map(|word| ptr::from_ref(word).cast()));
+        for (place, address) in places.iter_mut().zip(addresses) {
+            *place = address.cast_mut();
         }
         let [x, y, z] = grid.blocks;
-        // SAFETY: the driver copies the arguments before it returns; each place holds eight bytes, as many as any declared
-        // argument reads.
+        // SAFETY: the driver copies the arguments before it returns; each place holds a map or eight bytes, as many as any
+        // other declared argument reads.
         let status = unsafe {
             (self.api.cuLaunchKernel)(
                 function.handle,

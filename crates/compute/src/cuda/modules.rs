@@ -26,16 +26,18 @@ pub(super) enum Source {
     Attention,
     AttentionDecode,
     AttentionF32,
+    AttentionHopper,
 }
 
-const HEADERS: [(&str, &str); 3] = [
+const HEADERS: [(&str, &str); 4] = [
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
+    ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
     ("matrix.cuh", include_str!("kernels/matrix.cuh")),
 ];
 
 impl Source {
-    const ALL: [Source; 11] = [
+    const ALL: [Source; 12] = [
         Source::Pointwise,
         Source::Copy,
         Source::Norm,
@@ -47,6 +49,7 @@ impl Source {
         Source::Attention,
         Source::AttentionDecode,
         Source::AttentionF32,
+        Source::AttentionHopper,
     ];
 
     /// The settings that kernels of the file are launched with.
@@ -57,7 +60,7 @@ impl Source {
         };
         match self {
             Source::Gemm => with(&[0, 1, 2], "OUT", &[0, 1]),
-            Source::Attention => with(&[1, 2], "HEAD", &[64, 128]),
+            Source::Attention | Source::AttentionHopper => with(&[1, 2], "HEAD", &[64, 128]),
             Source::AttentionF32 => vec![vec![("REAL", 0)]],
             _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
         }
@@ -76,6 +79,7 @@ impl Source {
             Source::Attention => "attention.cu",
             Source::AttentionDecode => "attention_decode.cu",
             Source::AttentionF32 => "attention_f32.cu",
+            Source::AttentionHopper => "attention_hopper.cu",
         }
     }
 
@@ -92,6 +96,7 @@ impl Source {
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
+            Source::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
         }
     }
 }
@@ -137,6 +142,11 @@ const FREE_SHARED_BYTES: u32 = 48 << 10;
 impl Modules {
     pub fn new(driver: Arc<Driver>, nvrtc: Nvrtc, architecture: String, cache: Option<PathBuf>) -> Self {
         Modules { driver, nvrtc, architecture, cache, loaded: BTreeMap::new() }
+    }
+
+    /// Whether the card multiplies by warpgroups, which Hopper alone does.
+    pub fn has_warpgroup_products(&self) -> bool {
+        self.architecture == "sm_90a"
     }
 
     /// A kernel, compiled if it is the first of its file.

@@ -208,6 +208,14 @@ fn attentions(cases: &mut Vec<Case>) {
             }
         }
     }
+    // Heads that cards have kernels of their own for, over several tiles of which the last is not whole.
+    for (t, heads, kv_heads, d) in [(200, 2, 1, 64), (150, 2, 2, 128)] {
+        for mask in [Mask::Causal, Mask::Full] {
+            let (cached, borders, window, products) = (false, false, 0, DType::F32);
+            let attention = Attention { heads, kv_heads, mask, cached, borders, window, products };
+            whole_attention(cases, [1, t, d], attention, &[]);
+        }
+    }
     // Documents and windows that begin and end inside blocks of queries, and some that span them.
     let documents: [&[usize]; 5] = [&[], &[1], &[3, 1, 7], &[64, 67], &[131]];
     for (index, lengths) in documents.into_iter().enumerate() {

@@ -2,10 +2,11 @@
 // windows and caches.
 //
 // A warpgroup owns 64 rows, queries in the forward pass and for d_q, keys for d_k and d_v, and walks over tiles of the
-// others, which the copy engine brings into a ring of stages that the warpgroups of a block share. There is no warp that
-// only copies: the last warp to finish with a stage asks for what comes into it next, so nobody waits for anybody but the
-// data. What keeps the matrix units busy while one warpgroup takes exponentials is the other warpgroups of the
-// multiprocessor, three or four by the registers that a kernel needs.
+// others, which the copy engine brings into a ring of stages that the warpgroups of a block share. There is no warp
+// that only copies: the last warp to finish with a stage asks for what comes into it next, so nobody waits for anything
+// but data. What keeps the matrix units busy while one warpgroup takes exponentials is the other warpgroups of the
+// multiprocessor: as many as registers allow, in blocks as small as the cache's bandwidth allows, so that some are at
+// work while others begin or end.
 //
 // The backward pass calculates scores again from the log-sum-exp, once by queries and once by keys: every gradient has
 // one owner.
@@ -15,21 +16,19 @@
 
 // ---- Work --------------------------------------------------------------------------------------------------------
 
-// Heads whose tiles run at about the same time: few enough that their keys and values stay in the cache, enough that the
-// long tiles of all of them begin before the short ones.
-constexpr u32 HEADS_TOGETHER = 32;
-
 // A block's tile, 0 being the longest, and its head among all samples' heads.
 struct Work { u32 tile, head; };
 
-__device__ __forceinline__ Work work_of(u32 index, u32 tiles, u32 all_heads) {
-    u32 first = index / (HEADS_TOGETHER * tiles) * HEADS_TOGETHER;
-    u32 count = min(HEADS_TOGETHER, all_heads - first), within = index - first * tiles;
+// TOGETHER heads run at about the same time: few enough that what they read stays in the cache, enough that the long
+// tiles of all of them begin before the short ones.
+template <u32 TOGETHER> __device__ __forceinline__ Work work_of(u32 index, u32 tiles, u32 all_heads) {
+    u32 first = index / (TOGETHER * tiles) * TOGETHER;
+    u32 count = min(TOGETHER, all_heads - first), within = index - first * tiles;
     return Work{within / count, first + within % count};
 }
 
-// What lies behind the tiles in shared memory: a barrier for what is loaded once, and for each stage two barriers and two
-// counts of warps that are done, one for each of its two tiles.
+// What lies behind the tiles in shared memory: a barrier for what is loaded once, and for each stage two barriers and
+// two counts of warps that are done, one for each of its two tiles.
 template <int STAGES> struct Ring {
     u32 at;
     __device__ __forceinline__ u32 own() const { return at; }
@@ -48,7 +47,6 @@ template <int STAGES> struct Ring {
         barriers_begun();
     }
 };
-constexpr int ring_bytes(int stages) { return 8 + 24 * stages; }
 
 // Puts a score that makes a probability of zero where a key is not seen: the rows of the lane are queries and see keys
 // below `ends`; columns are keys from `key` on.
@@ -62,14 +60,13 @@ template <int N> __device__ __forceinline__ void hide_keys(float (&scores)[N], c
 
 // ---- Forward -----------------------------------------------------------------------------------------------------
 //
-// Shared memory: the queries of each warpgroup; in each stage 128 keys and their values; the ring.
+// Shared memory: the queries of each warpgroup; in each stage some keys and their values; the ring.
 
-#ifndef FORWARD_GROUPS
-#define FORWARD_GROUPS (HEAD == 64 ? 2 : 3)
-#define FORWARD_BLOCKS (HEAD == 64 ? 2 : 1)
-#define FORWARD_STAGES 2
-#endif
-constexpr int FORWARD_KEYS = 128, FORWARD_TILE = tile_bytes(FORWARD_KEYS);
+constexpr int FORWARD_GROUPS = 2, FORWARD_BLOCKS = 2, FORWARD_STAGES = 2;
+// Sums of long heads leave registers for the scores of fewer keys.
+constexpr int FORWARD_KEYS = HEAD == 64 ? 128 : 64;
+constexpr u32 FORWARD_TOGETHER = 32;
+constexpr int FORWARD_TILE = TILE_BYTES<FORWARD_KEYS>;
 
 // What a warpgroup knows of its queries so far.
 struct Seen {
@@ -104,19 +101,37 @@ template <int N> __device__ __forceinline__ void take_scores(Seen& seen, float (
     }
 }
 
+// Scores of the first 2·N keys of a tile.
+template <int N> __device__ __forceinline__ void score_keys(float (&scores)[N], u32 q_tile, u32 k_tile) {
+    products_begin();
+    multiply_tiles<GROUP_ROWS, FORWARD_KEYS>(scores, q_tile, k_tile);
+    products_commit();
+    products_wait<0>();
+    pin(scores);
+}
+
+// Adds as many values, each times its probability.
+template <int K> __device__ __forceinline__ void sum_values(Seen& seen, const u32 (&left)[K][4], u32 v_tile) {
+    pin(seen.sums);
+    products_begin();
+    multiply_left<FORWARD_KEYS>(seen.sums, left, v_tile);
+    products_commit();
+    products_wait<0>();
+    pin(seen.sums);
+}
+
 extern "C" __global__ void __launch_bounds__(FORWARD_GROUPS * GROUP_THREADS, FORWARD_BLOCKS)
-attention_hopper_forward(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, real* out,
-                         float* log_sum_exp, u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_heads,
-                         u32 causal, float scale) {
+attention_hopper_forward(MAP q_map, MAP k_map, MAP v_map, real* out, float* log_sum_exp, u32 queries, u32 keys,
+                         u32 heads, u32 group_heads, u32 all_heads, u32 causal, float scale) {
     constexpr int GROUPS = FORWARD_GROUPS, STAGES = FORWARD_STAGES, WARPS = GROUPS * GROUP_WARPS;
-    constexpr int OWN_TILE = tile_bytes(GROUP_ROWS), STAGE = 2 * FORWARD_TILE;
+    constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * FORWARD_TILE;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 q_tiles = shared_address(memory), stages = q_tiles + GROUPS * OWN_TILE;
     Ring<STAGES> ring{stages + STAGES * STAGE};
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, group = threadIdx.x / GROUP_THREADS;
 
     u32 query_tiles = gridDim.x / all_heads;
-    Work work = work_of(blockIdx.x, query_tiles, all_heads);
+    Work work = work_of<FORWARD_TOGETHER>(blockIdx.x, query_tiles, all_heads);
     u32 b = work.head / heads, h = work.head % heads;
     int first_query = (int)(query_tiles - 1 - work.tile) * GROUPS * GROUP_ROWS, own = first_query + group * GROUP_ROWS;
     int end = causal ? least(first_query + GROUPS * GROUP_ROWS, keys) : (int)keys;
@@ -128,16 +143,16 @@ attention_hopper_forward(const TensorMap* q_map, const TensorMap* k_map, const T
         u32 stage = tile % STAGES;
         barrier_expect(ring.full(which, stage), FORWARD_TILE);
         copy_tile<FORWARD_KEYS>(stages + stage * STAGE + which * FORWARD_TILE, ring.full(which, stage),
-                                which ? v_map : k_map, h / group_heads, tile * FORWARD_KEYS, b);
+                                which ? &v_map : &k_map, h / group_heads, tile * FORWARD_KEYS, b);
     };
     if (threadIdx.x == 0) {
-        acquire_map(q_map);
-        acquire_map(k_map);
-        acquire_map(v_map);
+        prefetch_map(&q_map);
+        prefetch_map(&k_map);
+        prefetch_map(&v_map);
         ring.begin();
         barrier_expect(ring.own(), GROUPS * OWN_TILE);
         for (int i = 0; i < GROUPS; i++) {
-            copy_tile<GROUP_ROWS>(q_tiles + i * OWN_TILE, ring.own(), q_map, h, first_query + i * GROUP_ROWS, b);
+            copy_tile<GROUP_ROWS>(q_tiles + i * OWN_TILE, ring.own(), &q_map, h, first_query + i * GROUP_ROWS, b);
         }
         for (int tile = 0; tile < STAGES && tile < tiles; tile++) {
             copy(0, tile);
@@ -158,39 +173,34 @@ attention_hopper_forward(const TensorMap* q_map, const TensorMap* k_map, const T
     float log2_scale = scale * LOG2_E;
 
     barrier_wait(ring.own(), 0);
-    auto step = [&](int tile, auto& scores) {
-        constexpr int N = sizeof(scores) / sizeof(float);
+    for (int tile = 0; tile < own_tiles; tile++) {
         u32 stage = tile % STAGES, parity = tile / STAGES % 2, k_tile = stages + stage * STAGE;
+        int key = tile * FORWARD_KEYS, hidden = causal ? own + 1 : (int)keys;
         bool refill = lane == 0 && tile + STAGES < tiles;
         barrier_wait(ring.full(0, stage), parity);
-        products_begin();
-        multiply_tiles<GROUP_ROWS, FORWARD_KEYS>(scores, q_tile, k_tile);
-        products_commit();
-        products_wait<0>();
-        pin(scores);
-        if (refill && is_last(ring.done(0, stage), WARPS)) copy(0, tile + STAGES);
-        int key = tile * FORWARD_KEYS;
-        if (key + 2 * N > (causal ? own + 1 : (int)keys)) hide_keys(scores, ends, key);
-        take_scores(seen, scores, log2_scale);
-        u32 probabilities[N / 8][4];
-        round_left(probabilities, scores);
-        barrier_wait(ring.full(1, stage), parity);
-        pin(seen.sums);
-        products_begin();
-        multiply_left<FORWARD_KEYS>(seen.sums, probabilities, k_tile + FORWARD_TILE);
-        products_commit();
-        products_wait<0>();
-        pin(seen.sums);
-        if (refill && is_last(ring.done(1, stage), WARPS)) copy(1, tile + STAGES);
-    };
-    for (int tile = 0; tile < own_tiles; tile++) {
-        if (own_end - tile * FORWARD_KEYS > FORWARD_KEYS / 2) {
+        if (FORWARD_KEYS == 64 || own_end - key > 64) {
             float scores[FORWARD_KEYS / 2];
-            step(tile, scores);
+            score_keys(scores, q_tile, k_tile);
+            if (refill && is_last(ring.done(0, stage), WARPS)) copy(0, tile + STAGES);
+            if (key + FORWARD_KEYS > hidden) hide_keys(scores, ends, key);
+            take_scores(seen, scores, log2_scale);
+            u32 left[FORWARD_KEYS / 2 / 8][4];
+            round_left(left, scores);
+            barrier_wait(ring.full(1, stage), parity);
+            sum_values(seen, left, k_tile + FORWARD_TILE);
         } else {
-            float scores[FORWARD_KEYS / 4];
-            step(tile, scores);
+            // The second half of the tile is of no use.
+            float scores[32];
+            score_keys(scores, q_tile, k_tile);
+            if (refill && is_last(ring.done(0, stage), WARPS)) copy(0, tile + STAGES);
+            if (key + 64 > hidden) hide_keys(scores, ends, key);
+            take_scores(seen, scores, log2_scale);
+            u32 left[32 / 8][4];
+            round_left(left, scores);
+            barrier_wait(ring.full(1, stage), parity);
+            sum_values(seen, left, k_tile + FORWARD_TILE);
         }
+        if (refill && is_last(ring.done(1, stage), WARPS)) copy(1, tile + STAGES);
     }
 
     float factors[2];
@@ -211,33 +221,31 @@ attention_hopper_forward(const TensorMap* q_map, const TensorMap* k_map, const T
 // ---- Backward, by queries ----------------------------------------------------------------------------------------
 //
 // Before its gradient, a warpgroup works out what the backward pass needs of each of its queries, the log-sum-exp in
-// powers of two and delta = Σ d_out·out, and leaves both behind for the pass by keys: for every 64 queries 64 of the one,
-// then 64 of the other.
+// powers of two and delta = Σ d_out·out, and leaves both behind for the pass by keys: for every 64 queries 64 of the
+// one, then 64 of the other.
 //
-// Shared memory: of each warpgroup its queries and its gradients of the output; in each stage 64 keys and their values; the
-// ring.
+// Shared memory: of each warpgroup its queries and its gradients of the output; in each stage 64 keys and their values;
+// the ring.
 
-#ifndef BY_QUERY_GROUPS
-#define BY_QUERY_GROUPS (HEAD == 64 ? 2 : 3)
-#define BY_QUERY_BLOCKS (HEAD == 64 ? 2 : 1)
-#define BY_QUERY_STAGES (HEAD == 64 ? 4 : 3)
-#endif
-constexpr int OTHERS = 64, OTHERS_TILE = tile_bytes(OTHERS);
+constexpr int BY_QUERY_GROUPS = HEAD == 64 ? 2 : 3, BY_QUERY_BLOCKS = HEAD == 64 ? 2 : 1;
+constexpr int BY_QUERY_STAGES = HEAD == 64 ? 4 : 3;
+constexpr u32 BY_QUERY_TOGETHER = 32;
+constexpr int OTHERS = 64, OTHERS_TILE = TILE_BYTES<OTHERS>;
 
 extern "C" __global__ void __launch_bounds__(BY_QUERY_GROUPS * GROUP_THREADS, BY_QUERY_BLOCKS)
-attention_hopper_d_q(const TensorMap* d_out_map, const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
+attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map,
                      const real* d_out, const real* out, const float* log_sum_exp, float* statistics, real* d_q,
                      u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_heads, u32 q_stride, u32 causal,
                      float scale) {
     constexpr int GROUPS = BY_QUERY_GROUPS, STAGES = BY_QUERY_STAGES, WARPS = GROUPS * GROUP_WARPS;
-    constexpr int OWN_TILE = tile_bytes(GROUP_ROWS), STAGE = 2 * OTHERS_TILE;
+    constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 own_tiles = shared_address(memory), stages = own_tiles + GROUPS * 2 * OWN_TILE;
     Ring<STAGES> ring{stages + STAGES * STAGE};
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, group = threadIdx.x / GROUP_THREADS;
 
     u32 query_tiles = gridDim.x / all_heads;
-    Work work = work_of(blockIdx.x, query_tiles, all_heads);
+    Work work = work_of<BY_QUERY_TOGETHER>(blockIdx.x, query_tiles, all_heads);
     u32 b = work.head / heads, h = work.head % heads;
     int first_query = (int)(query_tiles - 1 - work.tile) * GROUPS * GROUP_ROWS, own = first_query + group * GROUP_ROWS;
     int end = causal ? least(first_query + GROUPS * GROUP_ROWS, keys) : (int)keys;
@@ -247,19 +255,19 @@ attention_hopper_d_q(const TensorMap* d_out_map, const TensorMap* q_map, const T
         u32 stage = tile % STAGES;
         barrier_expect(ring.full(which, stage), OTHERS_TILE);
         copy_tile<OTHERS>(stages + stage * STAGE + which * OTHERS_TILE, ring.full(which, stage),
-                          which ? v_map : k_map, h / group_heads, tile * OTHERS, b);
+                          which ? &v_map : &k_map, h / group_heads, tile * OTHERS, b);
     };
     if (threadIdx.x == 0) {
-        acquire_map(d_out_map);
-        acquire_map(q_map);
-        acquire_map(k_map);
-        acquire_map(v_map);
+        prefetch_map(&d_out_map);
+        prefetch_map(&q_map);
+        prefetch_map(&k_map);
+        prefetch_map(&v_map);
         ring.begin();
         barrier_expect(ring.own(), GROUPS * 2 * OWN_TILE);
         for (int i = 0; i < GROUPS; i++) {
             u32 to = own_tiles + i * 2 * OWN_TILE;
-            copy_tile<GROUP_ROWS>(to, ring.own(), q_map, h, first_query + i * GROUP_ROWS, b);
-            copy_tile<GROUP_ROWS>(to + OWN_TILE, ring.own(), d_out_map, h, first_query + i * GROUP_ROWS, b);
+            copy_tile<GROUP_ROWS>(to, ring.own(), &q_map, h, first_query + i * GROUP_ROWS, b);
+            copy_tile<GROUP_ROWS>(to + OWN_TILE, ring.own(), &d_out_map, h, first_query + i * GROUP_ROWS, b);
         }
         for (int tile = 0; tile < STAGES && tile < tiles; tile++) {
             copy(0, tile);
@@ -301,9 +309,14 @@ attention_hopper_d_q(const TensorMap* d_out_map, const TensorMap* q_map, const T
     for (int i = 0; i < HEAD / 2; i++) sums[i] = 0.0f;
 
     barrier_wait(ring.own(), 0);
+    u32 left[OTHERS / 16][4];
+    auto release = [&](int which, int tile) {
+        if (lane == 0 && tile + STAGES < tiles && is_last(ring.done(which, tile % STAGES), WARPS)) {
+            copy(which, tile + STAGES);
+        }
+    };
     for (int tile = 0; tile * OTHERS < own_end; tile++) {
         u32 stage = tile % STAGES, parity = tile / STAGES % 2, k_tile = stages + stage * STAGE;
-        bool refill = lane == 0 && tile + STAGES < tiles;
         float scores[OTHERS / 2], slopes[OTHERS / 2];
         barrier_wait(ring.full(0, stage), parity);
         products_begin();
@@ -321,18 +334,16 @@ attention_hopper_d_q(const TensorMap* d_out_map, const TensorMap* q_map, const T
         for (int i = 0; i < OTHERS / 2; i++) scores[i] = power_of_two(scores[i] * log2_scale - base[i / 2 % 2]);
         products_wait<0>();
         pin(slopes);
-        if (refill && is_last(ring.done(1, stage), WARPS)) copy(1, tile + STAGES);
+        release(1, tile);
 #pragma unroll
         for (int i = 0; i < OTHERS / 2; i++) scores[i] *= slopes[i] - delta[i / 2 % 2];
-        u32 left[OTHERS / 16][4];
         round_left(left, scores);
-        pin(sums);
         products_begin();
         multiply_left<OTHERS>(sums, left, k_tile);
         products_commit();
         products_wait<0>();
         pin(sums);
-        if (refill && is_last(ring.done(0, stage), WARPS)) copy(0, tile + STAGES);
+        release(0, tile);
     }
 
     float factors[2] = {scale, scale};
@@ -343,21 +354,19 @@ attention_hopper_d_q(const TensorMap* d_out_map, const TensorMap* q_map, const T
 
 // ---- Backward, by keys -------------------------------------------------------------------------------------------
 //
-// Shared memory: of each warpgroup its keys and its values; in each stage 64 queries and their gradients of the output; the
-// statistics of the stages' queries; the ring. The queries of all heads that read the same keys come one after another.
+// Shared memory: of each warpgroup its keys and its values; in each stage 64 queries and their gradients of the output;
+// the statistics of the stages' queries; the ring. The queries of all heads that read the same keys come one after
+// another.
 
-#ifndef BY_KEY_GROUPS
-#define BY_KEY_GROUPS (HEAD == 64 ? 3 : 2)
-#define BY_KEY_BLOCKS 1
-#define BY_KEY_STAGES (HEAD == 64 ? 4 : 3)
-#endif
+constexpr int BY_KEY_GROUPS = 1, BY_KEY_BLOCKS = HEAD == 64 ? 3 : 2, BY_KEY_STAGES = HEAD == 64 ? 3 : 2;
+constexpr u32 BY_KEY_TOGETHER = 192;
 
 extern "C" __global__ void __launch_bounds__(BY_KEY_GROUPS * GROUP_THREADS, BY_KEY_BLOCKS)
-attention_hopper_d_kv(const TensorMap* d_out_map, const TensorMap* q_map, const TensorMap* k_map,
-                      const TensorMap* v_map, const float* statistics, real* d_k, real* d_v, u32 queries, u32 keys,
-                      u32 heads, u32 group_heads, u32 all_kv_heads, u32 kv_stride, u32 causal, float scale) {
+attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics, real* d_k, real* d_v,
+                      u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_kv_heads, u32 kv_stride, u32 causal,
+                      float scale) {
     constexpr int GROUPS = BY_KEY_GROUPS, STAGES = BY_KEY_STAGES, WARPS = GROUPS * GROUP_WARPS;
-    constexpr int OWN_TILE = tile_bytes(GROUP_ROWS), STAGE = 2 * OTHERS_TILE;
+    constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     constexpr int STATISTICS_BYTES = 2 * OTHERS * sizeof(float);
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 own_tiles = shared_address(memory), stages = own_tiles + GROUPS * 2 * OWN_TILE;
@@ -366,7 +375,7 @@ attention_hopper_d_kv(const TensorMap* d_out_map, const TensorMap* q_map, const 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, group = threadIdx.x / GROUP_THREADS;
 
     u32 kv_heads = heads / group_heads;
-    Work work = work_of(blockIdx.x, gridDim.x / all_kv_heads, all_kv_heads);
+    Work work = work_of<BY_KEY_TOGETHER>(blockIdx.x, gridDim.x / all_kv_heads, all_kv_heads);
     u32 b = work.head / kv_heads, h = work.head % kv_heads;
     int first_key = (int)work.tile * GROUPS * GROUP_ROWS, own = first_key + group * GROUP_ROWS;
     // Blocks of queries, and the first that sees one of the keys; `tiles` of them for all heads.
@@ -378,24 +387,24 @@ attention_hopper_d_kv(const TensorMap* d_out_map, const TensorMap* q_map, const 
         u32 head = h * group_heads + tile / each, block = first_block + tile % each;
         barrier_expect(barrier, which ? OTHERS_TILE : OTHERS_TILE + STATISTICS_BYTES);
         if (which == 0) {
-            copy_tile<OTHERS>(to, barrier, q_map, head, block * OTHERS, b);
+            copy_tile<OTHERS>(to, barrier, &q_map, head, block * OTHERS, b);
             copy_bytes(known + stage * STATISTICS_BYTES, barrier,
                        statistics + (((u64)b * heads + head) * blocks + block) * 2 * OTHERS, STATISTICS_BYTES);
         } else {
-            copy_tile<OTHERS>(to + OTHERS_TILE, barrier, d_out_map, head, block * OTHERS, b);
+            copy_tile<OTHERS>(to + OTHERS_TILE, barrier, &d_out_map, head, block * OTHERS, b);
         }
     };
     if (threadIdx.x == 0) {
-        acquire_map(d_out_map);
-        acquire_map(q_map);
-        acquire_map(k_map);
-        acquire_map(v_map);
+        prefetch_map(&d_out_map);
+        prefetch_map(&q_map);
+        prefetch_map(&k_map);
+        prefetch_map(&v_map);
         ring.begin();
         barrier_expect(ring.own(), GROUPS * 2 * OWN_TILE);
         for (int i = 0; i < GROUPS; i++) {
             u32 to = own_tiles + i * 2 * OWN_TILE;
-            copy_tile<GROUP_ROWS>(to, ring.own(), k_map, h, first_key + i * GROUP_ROWS, b);
-            copy_tile<GROUP_ROWS>(to + OWN_TILE, ring.own(), v_map, h, first_key + i * GROUP_ROWS, b);
+            copy_tile<GROUP_ROWS>(to, ring.own(), &k_map, h, first_key + i * GROUP_ROWS, b);
+            copy_tile<GROUP_ROWS>(to + OWN_TILE, ring.own(), &v_map, h, first_key + i * GROUP_ROWS, b);
         }
         for (int tile = 0; tile < STAGES && tile < tiles; tile++) {
             copy(0, tile);
@@ -411,15 +420,22 @@ attention_hopper_d_kv(const TensorMap* d_out_map, const TensorMap* q_map, const 
 
     barrier_wait(ring.own(), 0);
     int block = first_block;
+    u32 slope_left[OTHERS / 16][4];
+    auto release = [&](int tile) {
+        if (lane == 0 && tile + STAGES < tiles && is_last(ring.done(0, tile % STAGES), WARPS)) {
+            copy(0, tile + STAGES);
+            copy(1, tile + STAGES);
+        }
+    };
     for (int tile = 0; tile < tiles; tile++, block = block + 1 < blocks ? block + 1 : first_block) {
         u32 stage = tile % STAGES, parity = tile / STAGES % 2, q_tile = stages + stage * STAGE;
         u32 d_out_tile = q_tile + OTHERS_TILE, bases = known + stage * STATISTICS_BYTES + lane % 4 * 8;
-        bool refill = lane == 0 && tile + STAGES < tiles;
         int query = block * OTHERS;
         barrier_wait(ring.full(0, stage), parity);
         // Even who has no use for a tile waits for it, so as to be never a round of the ring ahead.
-        if (own >= (int)keys || (causal && query + OTHERS <= own)) {
+        if (GROUPS > 1 && (own >= (int)keys || (causal && query + OTHERS <= own))) {
             barrier_wait(ring.full(1, stage), parity);
+            release(tile);
         } else {
             float scores[OTHERS / 2], slopes[OTHERS / 2];
             products_begin();
@@ -450,7 +466,6 @@ attention_hopper_d_kv(const TensorMap* d_out_map, const TensorMap* q_map, const 
             round_left(left, scores);
             products_wait<0>();
             pin(slopes);
-            pin(v_sums);
             products_begin();
             multiply_left<OTHERS>(v_sums, left, d_out_tile);
             products_commit();
@@ -462,21 +477,14 @@ attention_hopper_d_kv(const TensorMap* d_out_map, const TensorMap* q_map, const 
                 scores[i + 2] *= slopes[i + 2] - delta.x;
                 scores[i + 3] *= slopes[i + 3] - delta.y;
             }
-            u32 slope_left[OTHERS / 16][4];
             round_left(slope_left, scores);
-            pin(k_sums);
             products_begin();
             multiply_left<OTHERS>(k_sums, slope_left, q_tile);
             products_commit();
             products_wait<0>();
             pin(v_sums);
             pin(k_sums);
-        }
-        if (refill) {
-            if (is_last(ring.done(0, stage), WARPS)) {
-                copy(0, tile + STAGES);
-                copy(1, tile + STAGES);
-            }
+            release(tile);
         }
     }
 

@@ -18,14 +18,13 @@ constexpr int SHEETS = HEAD / 64, SHEET_ROW_BYTES = 128;
 constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * SHEET_ROW_BYTES;
 
 // Bytes of a tile with this many rows.
-constexpr int tile_bytes(int rows) { return SHEETS * rows * SHEET_ROW_BYTES; }
+template <int ROWS> constexpr int TILE_BYTES = SHEETS * ROWS * SHEET_ROW_BYTES;
 
-// What `builder.tensor_map` makes: elements of a head, heads, positions, samples.
+// What `builder.tensor_map` makes: elements of a head, heads, positions, samples. Kernels take it by value.
 struct alignas(64) TensorMap { u64 words[16]; };
+#define MAP const __grid_constant__ TensorMap
 
-// The map was written by a copy, not by this grid: one thread of a block says so before the block uses it.
-__device__ __forceinline__ void acquire_map(const TensorMap* map) {
-    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
@@ -52,8 +51,8 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// Threads of one warpgroup wait for each other. Barrier 0 is that of the block. Each number stands in the code, because a
-// block that might use any of them is given them all.
+// Threads of one warpgroup wait for each other. Barrier 0 is that of the block. Each number stands in the code, because
+// a block that might use any of them is given them all.
 template <int NUMBER = 1> __device__ __forceinline__ void group_wait(int group) {
     if constexpr (NUMBER < 4) {
         if (group + 1 != NUMBER) return group_wait<NUMBER + 1>(group);
@@ -61,10 +60,11 @@ template <int NUMBER = 1> __device__ __forceinline__ void group_wait(int group) 
     asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(GROUP_THREADS) : "memory");
 }
 
-// Counts a warp that is done with something; true for the last of `warps`. Called by one lane.
+// Counts a warp that is done with something; true for the last of `warps`. Called by one lane. Needs no order: what the
+// warp did with it has come to an end, either products that were waited for or loads whose numbers were used.
 __device__ __forceinline__ bool is_last(u32 counter, int warps) {
     u32 before;
-    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(counter) : "memory");
+    asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(counter) : "memory");
     return (before + 1) % warps == 0;
 }
 
@@ -198,8 +198,8 @@ template <int N> __device__ __forceinline__ void round_left(u32 (&left)[N / 8][4
 
 // ---- Results -----------------------------------------------------------------------------------------------------
 
-// A warp writes its 16 rows of sums, each times a factor, to rows `first`.. of a head, by way of its own rows of a tile of
-// GROUP_ROWS, which begin at `sheets`. Rows past `rows` are not written.
+// A warp writes its 16 rows of sums, each times a factor, to rows `first`.. of a head, by way of its own rows of a tile
+// of GROUP_ROWS, which begin at `sheets`. Rows past `rows` are not written.
 __device__ __forceinline__ void store_sums(const float (&sums)[HEAD / 2], const float (&factors)[2], u32 sheets,
                                            real* head, u64 stride, int first, int rows) {
     constexpr int PIECES = HEAD / 8, SHEET = GROUP_ROWS * SHEET_ROW_BYTES;
