@@ -422,6 +422,8 @@ attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const floa
     int block = first_block;
     u32 slope_left[OTHERS / 16][4];
     auto release = [&](int tile) {
+        // The other lanes have read their statistics.
+        __syncwarp();
         if (lane == 0 && tile + STAGES < tiles && is_last(ring.done(0, tile % STAGES), WARPS)) {
             copy(0, tile + STAGES);
             copy(1, tile + STAGES);
