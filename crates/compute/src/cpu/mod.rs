@@ -16,6 +16,7 @@ mod pool;
 mod rows;
 mod shared;
 mod simd;
+mod sync;
 mod vector;
 
 pub use simd::InstructionSet;
