@@ -74,7 +74,7 @@ impl Upcoming {
 /// ask for the whole next panel of B.
 pub(super) const LINE_STEPS: usize = 4;
 /// Lines of what is packed later that a call asks for in as many steps.
-const UPCOMING_LINES: usize = 2;
+const UPCOMING_LINES: usize = 3;
 
 /// Where and how the result is stored.
 #[derive(Clone, Copy)]

@@ -41,6 +41,8 @@ const MAX_STEPS: usize = 768;
 const FEW_ROWS: usize = 32;
 /// The most rows of a tile: with [`MAX_STEPS`] steps, 288 KiB of A in the second cache.
 const TILE_ROWS: usize = 96;
+/// The fewest panels of B of a tile that is cut between columns: it packs its rows of A for no other.
+const TILE_PANELS: usize = 4;
 /// Tiles of C that a thread gets on average, so that one that is held up leaves its share to the others.
 const TILES_PER_THREAD: usize = 8;
 /// Columns of B that are packed at a time: with [`MAX_STEPS`] steps, 8 MiB in the last cache.
@@ -237,7 +239,11 @@ fn many_rows<const N: usize>(
     // threads may decide. Both bounds are multiples of every family's rows.
     let threads = pool.threads();
     let wanted_tiles = TILES_PER_THREAD * threads;
-    let tile_rows = m.div_ceil(wanted_tiles).next_multiple_of(family.rows).clamp(24, TILE_ROWS);
+    let mut tile_rows = m.div_ceil(wanted_tiles).next_multiple_of(family.rows).clamp(24, TILE_ROWS);
+    if m <= TILE_ROWS && n >= TILE_PANELS * family.columns() * threads {
+        // Few rows and many columns are cut between columns, so that every panel of B is read once.
+        tile_rows = m;
+    }
     for block in blocks(family, k) {
         let steps = family.units(block.len());
         for stage in cut(0..n, STAGE_COLUMNS) {
@@ -247,7 +253,7 @@ fn many_rows<const N: usize>(
             let packed = &*packed;
             // All columns of the stage when there are many rows of tiles, else a part of it.
             let parts = wanted_tiles.div_ceil(m.div_ceil(tile_rows));
-            let tile_columns = stage.len().div_ceil(parts).max(4 * columns.panel);
+            let tile_columns = stage.len().div_ceil(parts).max(TILE_PANELS * columns.panel);
             let mut tile_columns = tile_columns.next_multiple_of(columns.panel);
             if columns.has_extra && stage.len() % tile_columns == 1 {
                 tile_columns += columns.panel;
