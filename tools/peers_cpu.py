@@ -196,6 +196,16 @@ def compare(arguments, model, way, precision, threads):
     return {**line, "way": way, "ironmill_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
 
 
+def warn_if_busy(load, allowed):
+    """Says so when other programs run: two threads then measure the neighbours, and one thread their use of the caches."""
+    if load > allowed:
+        print(
+            f"warning: the load is {load:.1f}, so other programs are running: two threads' times say little, and one "
+            "thread's processor time is stretched by shared caches and memory",
+            file=sys.stderr,
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ironmill", default="target/release/ironmill", help="the program to measure")
@@ -227,6 +237,7 @@ def main():
 
     version = subprocess.run([arguments.ironmill, "--version"], capture_output=True, text=True).stdout.strip()
     load = os.getloadavg()[0]
+    warn_if_busy(load, 0.5)
     told = f"{version}, torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.1f}"
     print(json.dumps({"versions": told}) if arguments.json else told + "\n", flush=True)
     if not arguments.json:
@@ -241,6 +252,8 @@ def main():
                         print(f"{model}: ironmill has no {precision} here, so it is left out", file=sys.stderr)
                         break
                     rows.append(row)
+                    # The comparison itself keeps as many cores busy as it has threads.
+                    warn_if_busy(os.getloadavg()[0], threads + 0.8)
                     if arguments.json:
                         print(json.dumps(row), flush=True)
                     else:

@@ -4,6 +4,7 @@ mod machine;
 mod measure;
 
 use super::{Context, target};
+use crate::config::auto_precision;
 use crate::failure::Result;
 use crate::show::numbers::bytes;
 use crate::stages::cuda;
@@ -93,6 +94,7 @@ impl Findings {
                 ),
             ),
             ("vectors", format!("{instructions}; kernels use {}", self.kernels)),
+            ("precision", format!("train.precision = \"auto\" is {}", auto_precision("cpu"))),
             ("memory", format!("{}, {} available", size(self.memory.total), size(self.memory.available))),
             ("disk", format!("{} free in this folder", size(self.free_disk_bytes))),
             ("cache", cache),
@@ -137,6 +139,7 @@ impl Findings {
             "cores": self.cores,
             "threads": self.threads,
             "instructions": self.instructions,
+            "auto_precision": auto_precision("cpu"),
             "kernels": self.kernels,
             "memory_bytes": self.memory.total,
             "available_memory_bytes": self.memory.available,

@@ -12,7 +12,7 @@ mod typed;
 mod values;
 
 pub use keys::{KEYS, Kind};
-pub use resolve::MASK;
+pub use resolve::{MASK, auto_precision};
 pub use typed::{Override, Typed};
 pub use values::{Cadence, show_duration};
 
@@ -177,7 +177,7 @@ pub struct TrainConfig {
     pub z_loss: f64,
     /// Whether the backward computes the values of blocks again: `none`, `blocks`, or `auto` until a run has decided.
     pub recompute: String,
-    /// The arithmetic.
+    /// The arithmetic: `fp32`, or `bf16` for products of bf16.
     pub precision: String,
     /// How often the validation loss is measured.
     pub eval_every: Cadence,

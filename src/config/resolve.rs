@@ -3,6 +3,8 @@
 mod model;
 mod train;
 
+pub use train::auto_precision;
+
 use super::typed::Typed;
 use super::values::{Cadence, Value};
 use super::*;

@@ -27,26 +27,37 @@ const COPIES_BYTES: usize = 1 << 30;
 const ROUNDINGS: f64 = 4.0;
 
 impl Case {
-    /// Bytes of all operands.
-    pub fn bytes(&self) -> usize {
-        self.inputs.iter().chain(&self.outputs).map(Operand::bytes).sum()
+    /// Whether an input is a table that a run reads only some rows of.
+    fn is_table(&self, input: &Operand) -> bool {
+        matches!(self.work, Work::Bytes { moved, .. } if input.bytes() as f64 > moved)
+    }
+
+    /// Bytes of the operands that every copy has to itself.
+    fn own_bytes(&self) -> usize {
+        let inputs = self.inputs.iter().filter(|input| !self.is_table(input));
+        inputs.chain(&self.outputs).map(Operand::bytes).sum()
     }
 
     /// Checks a part of the result, then gives the times of a run in seconds.
     pub fn measure(&self, cpu: &mut Cpu, budget: &Budget) -> Result<Spread> {
         let copies = match self.work {
             Work::Flops(_) => 1,
-            // Twice the cache, so that what the first copy left there is gone when its turn comes again.
-            Work::Bytes { .. } => (2 * budget.cache_bytes / self.bytes().max(1) + 1)
-                .min(COPIES_BYTES / self.bytes().max(1))
+            // What they move is twice the cache, so that what the first copy left there is gone when its turn comes again.
+            Work::Bytes { moved, .. } => (2 * budget.cache_bytes / (moved as usize).max(1) + 1)
+                .min(COPIES_BYTES / self.own_bytes().max(1))
                 .max(1),
         };
-        let inputs = numbers(&self.inputs, 1);
+        let mut inputs = numbers(&self.inputs, 1);
         let outputs = numbers(&self.outputs, 100);
-        let mut bound = Vec::with_capacity(copies);
-        for _ in 0..copies {
-            bound.push(Bound::new(cpu, self, &inputs, &outputs)?);
+        let mut bound: Vec<Bound> = Vec::with_capacity(copies);
+        for copy in 0..copies {
+            // A table is shared, and every copy reads other rows of it.
+            let others = numbers(&self.inputs, 1 + 1000 * copy as u64);
+            let indices = inputs.iter_mut().zip(others).filter(|(data, _)| matches!(data, Data::Index(_)));
+            indices.for_each(|(data, other)| *data = other);
+            bound.push(Bound::new(cpu, self, &inputs, &outputs, bound.first())?);
         }
+        let inputs = numbers(&self.inputs, 1);
         self.check(cpu, &bound[0], &inputs, &outputs)?;
         let times = self.times(cpu, &bound, budget);
         for bound in bound {
@@ -198,32 +209,44 @@ struct Bound {
     sequence: SequenceId,
     inputs: Vec<View>,
     outputs: Vec<View>,
+    /// The buffers that end with it.
+    own: Vec<BufferId>,
 }
 
 impl Bound {
-    fn new(cpu: &mut Cpu, case: &Case, inputs: &[Data], outputs: &[Data]) -> Result<Self> {
+    /// At a place of its own, but for tables, which lie where those of the first copy do.
+    fn new(
+        cpu: &mut Cpu,
+        case: &Case,
+        inputs: &[Data],
+        outputs: &[Data],
+        first: Option<&Bound>,
+    ) -> Result<Self> {
+        let mut own = Vec::new();
         let mut place = |operand: &Operand, data: &Data| -> Result<View> {
             let buffer = cpu.allocate(operand.bytes())?;
+            own.push(buffer);
             let view = View { buffer, offset_bytes: 0, of: operand.of };
             upload(cpu, &view, data)?;
             Ok(view)
         };
         let mut from = Vec::with_capacity(inputs.len());
-        for (operand, data) in case.inputs.iter().zip(inputs) {
-            from.push(place(operand, data)?);
+        for (index, (operand, data)) in case.inputs.iter().zip(inputs).enumerate() {
+            from.push(match first {
+                Some(first) if case.is_table(operand) => first.inputs[index],
+                _ => place(operand, data)?,
+            });
         }
         let mut to = Vec::with_capacity(outputs.len());
         for (operand, data) in case.outputs.iter().zip(outputs) {
             to.push(place(operand, data)?);
         }
         let launch = Launch { kernel: case.kernel.clone(), inputs: from.clone(), outputs: to.clone() };
-        Ok(Bound { sequence: cpu.bind(&[launch])?, inputs: from, outputs: to })
+        Ok(Bound { sequence: cpu.bind(&[launch])?, inputs: from, outputs: to, own })
     }
 
     fn free(self, cpu: &mut Cpu) {
         cpu.unbind(self.sequence);
-        let buffers: Vec<BufferId> =
-            self.inputs.iter().chain(&self.outputs).map(|view| view.buffer).collect();
-        buffers.into_iter().for_each(|buffer| cpu.free(buffer));
+        self.own.into_iter().for_each(|buffer| cpu.free(buffer));
     }
 }

@@ -282,8 +282,11 @@ fn tables(of: &Sizes) -> Vec<Case> {
         vec![y],
         [vec![Cut::whole(&table), Cut::elements(&picked)], vec![Cut::matrix(&y, Some(&picked), None)]],
     );
-    // Only the rows that are asked for are read.
-    embedding.work = Work::Bytes { moved: (2 * y.bytes() + ids.bytes()) as f64, in_place: false };
+    // Only the rows that are asked for are read, and each of a small table once.
+    embedding.work = Work::Bytes {
+        moved: (y.bytes() + y.bytes().min(table.bytes()) + ids.bytes()) as f64,
+        in_place: false,
+    };
     vec![embedding, gradient]
 }
 

@@ -132,8 +132,8 @@ const EFFECTS: &[(&str, &str, &str)] = &[
     ("train.label_smoothing", "", "0.1"),
     ("train.z_loss", "", "1e-4"),
     ("train.recompute", "", "\"blocks\""),
-    // Both of its values come to the same in this version.
-    ("train.precision", "", "\"fp32\""),
+    // The reference computes in fp32 unless it is told otherwise, on any processor.
+    ("train.precision", "train.device = \"reference\"", "\"bf16\""),
     ("train.eval_every", "", "7"),
     ("train.eval_tokens", "", "7"),
     ("train.sample_every", "", "7"),
@@ -158,10 +158,22 @@ fn every_key_is_read() {
         // What nobody reads is left over and fails an assertion of `resolve`; what is read and thrown away changes nothing.
         let without = resolve(base).unwrap();
         let with = resolve(&format!("{base}\n{path} = {value}")).unwrap();
-        assert!(path == "train.precision" || with != without, "{path} = {value} changes nothing");
+        assert!(with != without, "{path} = {value} changes nothing");
         assert_eq!(resolve(&with.to_toml().unwrap()).unwrap(), with, "{path} does not read back");
     }
     assert_eq!(EFFECTS.len(), keys::KEYS.len());
+}
+
+#[test]
+fn automatic_precision_is_bf16_where_the_processor_multiplies_it() {
+    let precision = |text: &str| resolve(text).unwrap().train.precision;
+    let has_bf16 = ironmill_compute::cpu::InstructionSet::Avx512Bf16.is_available();
+    let automatic = if has_bf16 { "bf16" } else { "fp32" };
+    assert_eq!(precision(""), automatic);
+    assert_eq!(precision("train.precision = \"auto\"\ntrain.device = \"cpu\""), automatic);
+    assert_eq!(precision("train.device = \"reference\""), "fp32");
+    assert_eq!(precision("train.precision = \"fp32\""), "fp32");
+    assert_eq!(precision("train.precision = \"bf16\"\ntrain.device = \"reference\""), "bf16");
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod pool;
 mod rows;
 mod shared;
 mod simd;
+mod sync;
 mod vector;
 
 pub use simd::InstructionSet;

@@ -11,17 +11,18 @@
 
 use std::{
     any::Any,
-    cell::UnsafeCell,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
-    thread::JoinHandle,
-    time::{Duration, Instant},
+    sync::{Arc, PoisonError},
+    time::Duration,
 };
 
-use super::memory::Scratch;
+use super::{
+    memory::Scratch,
+    sync::{
+        AtomicBool, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, Slot,
+        fence, spin_until,
+    },
+};
 use crate::error::{Error, Result};
 
 /// How long a thread spins before it sleeps: longer than the caller's work between two launches, far shorter than a
@@ -44,7 +45,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             gate: Padded(AtomicU64::new(0)),
             next: Padded(AtomicUsize::new(0)),
-            job: UnsafeCell::new(None),
+            job: Slot::new(None),
             started: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::new(()),
@@ -57,7 +58,7 @@ impl Pool {
         let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1) };
         for thread_idx in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            let builder = std::thread::Builder::new().name(format!("compute-{thread_idx}"));
+            let builder = Builder::new().name(format!("compute-{thread_idx}"));
             // On failure the pool is dropped, which ends the workers that did start.
             pool.workers.push(builder.spawn(move || shared.work(thread_idx)).map_err(Error::Threads)?);
         }
@@ -91,7 +92,7 @@ impl Pool {
         // below returns only when all workers that saw the job have left it.
         unsafe {
             let body = std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body);
-            *shared.job.get() = Some(Job { body, tiles });
+            shared.job.with_mut(|job| *job = Some(Job { body, tiles }));
         }
         shared.next.0.store(0, Ordering::Relaxed);
         shared.open();
@@ -132,7 +133,7 @@ struct Shared {
     gate: Padded<AtomicU64>,
     /// The first tile that nobody has claimed.
     next: Padded<AtomicUsize>,
-    job: UnsafeCell<Option<Job>>,
+    job: Slot<Option<Job>>,
     started: AtomicUsize,
     sleepers: AtomicUsize,
     /// Held while a thread decides to sleep, so that it cannot miss being woken.
@@ -177,11 +178,10 @@ impl Shared {
             // SAFETY: `enter` has let this worker in, so the caller has stored a job and is still in `Pool::run`, where it
             // keeps the job alive and unchanged until this worker leaves.
             let (body, tiles) = unsafe {
-                let job = (*self.job.get()).as_ref();
-                match job {
+                self.job.with(|job| match (*job).as_ref() {
                     Some(job) => (&*job.body, job.tiles),
                     None => unreachable!("the gate opens after the job is stored"),
-                }
+                })
             };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.claim(tiles, body, thread_idx))) {
                 self.abandon(tiles, panic);
@@ -209,10 +209,10 @@ impl Shared {
 
     fn open(&self) {
         let gate = self.gate.0.load(Ordering::Relaxed);
-        // Sequentially consistent together with the sleepers' count: either this sees a sleeper, or the sleeper sees the
-        // open gate.
-        self.gate.0.store((gate & !INSIDE & !OPEN).wrapping_add(EPOCH) | OPEN, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
+        self.gate.0.store((gate & !INSIDE & !OPEN).wrapping_add(EPOCH) | OPEN, Ordering::Release);
+        // With the fence of a thread that goes to sleep: either this sees the sleeper, or the sleeper sees the open gate.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
             drop(ignore_poison(&self.lock));
             self.work.notify_all();
         }
@@ -222,7 +222,7 @@ impl Shared {
     fn close(&self) {
         self.gate.0.fetch_and(!OPEN, Ordering::AcqRel);
         let is_empty = || self.gate.0.load(Ordering::Acquire) & INSIDE == 0;
-        if spin_until(is_empty) {
+        if spin_until(SPIN, is_empty) {
             return;
         }
         let mut guard = ignore_poison(&self.lock);
@@ -238,19 +238,20 @@ impl Shared {
             entered = self.try_enter(seen);
             entered.is_some() || self.stop.load(Ordering::Relaxed)
         };
-        if !spin_until(&mut is_over) {
+        if !spin_until(SPIN, &mut is_over) {
             let mut guard = ignore_poison(&self.lock);
-            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            self.sleepers.fetch_add(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
             while !is_over() {
                 guard = self.work.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
-            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
         entered
     }
 
     fn try_enter(&self, seen: u64) -> Option<u64> {
-        let mut gate = self.gate.0.load(Ordering::SeqCst);
+        let mut gate = self.gate.0.load(Ordering::Acquire);
         while gate & OPEN != 0 && gate / EPOCH != seen {
             match self.gate.0.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(gate / EPOCH),
@@ -269,25 +270,69 @@ impl Shared {
     }
 }
 
-/// Spins until the condition holds or [`SPIN`] is over, and says whether it held.
-fn spin_until(mut condition: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    loop {
-        for _ in 0..64 {
-            if condition() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if start.elapsed() > SPIN {
-            return false;
-        }
-    }
-}
-
 /// Scratch and signals stay usable after a panic, which `Pool::run` passes on by itself.
 fn ignore_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(all(loom, test))]
+mod model {
+    //! The pool under every order of its threads' steps that has few preemptions.
+
+    use super::*;
+
+    fn check(threads: usize, preemptions: usize, body: impl Fn(&mut Pool) + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions);
+        model.check(move || {
+            let mut pool = Pool::new(threads).unwrap();
+            body(&mut pool);
+            // Dropping the pool ends the workers, wherever they are; one that slept on would be found as a deadlock.
+        });
+    }
+
+    /// A cell for each tile.
+    struct Cells(Vec<Slot<usize>>);
+
+    // SAFETY: tiles are claimed once each; if they were not, the checker would find two threads at one cell.
+    unsafe impl Sync for Cells {}
+
+    impl Cells {
+        fn add_one(&self, tile: usize) {
+            // SAFETY: nobody else has this tile.
+            self.0[tile].with_mut(|cell| unsafe { *cell += 1 });
+        }
+    }
+
+    fn run_counted(pool: &mut Pool, tiles: usize) {
+        let cells = Cells((0..tiles).map(|_| Slot::new(0)).collect());
+        pool.run(tiles, &|tile, _| cells.add_one(tile));
+        // SAFETY: the job is over; if a worker were not done, the checker would find it.
+        assert!(cells.0.iter().all(|cell| cell.with(|cell| unsafe { *cell }) == 1));
+    }
+
+    #[test]
+    fn a_pool_that_is_dropped_ends() {
+        check(2, 5, |_| {});
+    }
+
+    #[test]
+    fn every_tile_runs_once_and_is_seen_by_the_caller() {
+        check(2, 5, |pool| run_counted(pool, 2));
+    }
+
+    #[test]
+    fn jobs_follow_each_other() {
+        check(2, 3, |pool| {
+            run_counted(pool, 2);
+            run_counted(pool, 3);
+        });
+    }
+
+    #[test]
+    fn three_threads_share_a_job() {
+        check(3, 2, |pool| run_counted(pool, 3));
+    }
 }
 
 #[cfg(test)]

@@ -161,6 +161,7 @@ fn products(cases: &mut Vec<Case>) {
         (200, 130, 64),
         (40, 2700, 10),
         (34, 33, 3101),
+        (65, 450, 1600),
     ];
     for ((m, n, k), products) in shapes.into_iter().flat_map(|shape| PRODUCTS.map(|of| (shape, of))) {
         for bias in [false, true] {
@@ -181,7 +182,14 @@ fn products(cases: &mut Vec<Case>) {
 }
 
 fn attentions(cases: &mut Vec<Case>) {
-    let shapes = [(1, 1, 1, 1, 1), (2, 5, 2, 2, 3), (1, 65, 4, 2, 8), (2, 130, 3, 1, 16), (1, 64, 2, 2, 64)];
+    let shapes = [
+        (1, 1, 1, 1, 1),
+        (2, 5, 2, 2, 3),
+        (1, 65, 4, 2, 8),
+        (2, 130, 3, 1, 16),
+        (1, 64, 2, 2, 64),
+        (1, 270, 2, 1, 8),
+    ];
     for (b, t, heads, kv_heads, d) in shapes {
         let plain = Attention {
             heads,

@@ -21,7 +21,60 @@ pub(super) struct Panels {
     pub b: *const f32,
     /// Units from one group of B to the next.
     pub b_stride: usize,
+    /// The units of one column more, one for each step, where the call takes it.
+    pub extra: *const f32,
+    /// What a later call reads: a cache line of it is asked for every [`LINE_STEPS`] steps. Any address will do.
+    pub ahead: *const f32,
+    /// What later calls pack, some lines of which are asked for, too.
+    pub upcoming: *mut Upcoming,
 }
+
+/// Cache lines of a matrix that a thread is likely to pack next, in runs at a stride. Memory answers while the thread
+/// multiplies what it has.
+#[derive(Clone, Copy)]
+pub(super) struct Upcoming {
+    next: *const f32,
+    /// Lines of a run, and those left of the present one.
+    lines: usize,
+    lines_left: usize,
+    runs_left: usize,
+    /// From the last line of a run to the first one of the next.
+    stride: usize,
+}
+
+impl Upcoming {
+    /// Nothing.
+    pub const NONE: Upcoming =
+        Upcoming { next: std::ptr::null(), lines: 0, lines_left: 0, runs_left: 0, stride: 0 };
+
+    /// Runs of `length` elements.
+    pub fn new(from: *const f32, runs: usize, length: usize, stride: usize) -> Self {
+        // A run that starts inside a line ends in one more.
+        let lines = length.div_ceil(16) + 1;
+        let back = (lines - 1) * 16;
+        Upcoming { next: from, lines, lines_left: lines, runs_left: runs, stride: stride.wrapping_sub(back) }
+    }
+
+    /// An address in the next line.
+    #[inline(always)]
+    fn line(&mut self) -> *const f32 {
+        let line = self.next;
+        self.lines_left -= 1;
+        self.next = self.next.wrapping_add(16);
+        if self.lines_left == 0 {
+            self.lines_left = self.lines;
+            self.runs_left -= 1;
+            self.next = line.wrapping_add(self.stride);
+        }
+        line
+    }
+}
+
+/// Steps after which a call asks for the next cache line of what follows: the twelve panels of rows of a large tile then
+/// ask for the whole next panel of B.
+pub(super) const LINE_STEPS: usize = 4;
+/// Lines of what is packed later that a call asks for in as many steps.
+const UPCOMING_LINES: usize = 3;
 
 /// Where and how the result is stored.
 #[derive(Clone, Copy)]
@@ -60,6 +113,8 @@ pub(super) struct Family {
     pub lanes: usize,
     /// The most vectors of a call.
     pub vectors: usize,
+    /// Whether a call takes one column more than its vectors hold.
+    has_extra: bool,
     table: &'static [Micro],
 }
 
@@ -67,18 +122,18 @@ impl Family {
     /// The family for an instruction set and the type that operands are rounded to.
     pub fn of(simd: Simd, products: DType) -> Self {
         let form = if products == DType::BF16 { Form::Rounded } else { Form::F32 };
-        let portable = Family { form, rows: 4, lanes: 8, vectors: 1, table: &PORTABLE };
+        let portable = Family { form, rows: 4, lanes: 8, vectors: 1, has_extra: false, table: &PORTABLE };
         match simd.set() {
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512Bf16 if form == Form::Rounded => {
-                Family { form: Form::Pairs, rows: 8, lanes: 16, vectors: 3, table: &x86::AVX512_BF16 }
+                Family { form: Form::Pairs, table: &x86::AVX512_BF16, ..x86::FAMILY_OF_512_BITS }
             }
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
-                Family { form, rows: 8, lanes: 16, vectors: 3, table: &x86::AVX512 }
-            }
+            InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => Family { form, ..x86::FAMILY_OF_512_BITS },
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 => Family { form, rows: 6, lanes: 8, vectors: 2, table: &x86::AVX2 },
+            InstructionSet::Avx2 => {
+                Family { form, rows: 6, lanes: 8, vectors: 2, has_extra: false, table: &x86::AVX2 }
+            }
             InstructionSet::Portable => portable,
             #[cfg(not(target_arch = "x86_64"))]
             InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => portable,
@@ -88,6 +143,11 @@ impl Family {
     /// The units that `depth` numbers of a line take.
     pub fn units(self, depth: usize) -> usize {
         if self.form == Form::Pairs { depth.div_ceil(2) } else { depth }
+    }
+
+    /// The most numbers of a line that take so many units.
+    pub fn elements(self, units: usize) -> usize {
+        if self.form == Form::Pairs { 2 * units } else { units }
     }
 
     /// Columns of a full panel of B.
@@ -100,11 +160,30 @@ impl Family {
         columns.next_multiple_of(self.lanes)
     }
 
-    /// The loop for this many rows and columns.
-    pub fn micro(self, rows: usize, columns: usize) -> Micro {
+    /// Whether the last of some columns is best taken along by the loop of those before it: a vector of its own would be
+    /// all but empty.
+    pub fn takes_extra(self, columns: usize) -> bool {
+        self.has_extra && columns > self.lanes && columns % self.lanes == 1
+    }
+
+    /// The columns of equally wide panels of B: sums of a narrow last one would be too few to keep the processor busy.
+    pub fn panel_columns(self, columns: usize) -> usize {
+        let vectors = columns.div_ceil(self.lanes).max(1);
+        vectors.div_ceil(vectors.div_ceil(self.vectors)) * self.lanes
+    }
+
+    /// Units from one panel to the next. A cache line apart from a multiple of the page size, because panels are written
+    /// side by side, and the first cache holds few lines at equal places of pages.
+    pub fn panel_units(self, width: usize, steps: usize) -> usize {
+        (width * steps).next_multiple_of(16) + 16
+    }
+
+    /// The loop for this many rows and columns, and for one column more if there is an extra one.
+    pub fn micro(self, rows: usize, columns: usize, has_extra: bool) -> Micro {
         let vectors = columns.div_ceil(self.lanes);
         assert!((1..=self.rows).contains(&rows) && (1..=self.vectors).contains(&vectors));
-        self.table[(rows - 1) * self.vectors + vectors - 1]
+        assert!(!has_extra || self.has_extra && columns == vectors * self.lanes);
+        self.table[(usize::from(has_extra) * self.rows + rows - 1) * self.vectors + vectors - 1]
     }
 }
 
@@ -150,21 +229,28 @@ unsafe fn portable<const R: usize>(panels: Panels, to: Target) {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Micro, Panels, Target};
+    use super::{Family, Form, LINE_STEPS, Micro, Panels, Target, UPCOMING_LINES};
 
-    /// Entry (R − 1)·V + (V − 1), as `Family::micro` looks it up.
+    /// Entry (R − 1)·V + (V − 1), as `Family::micro` looks it up; those with one more column follow.
     macro_rules! table {
         ($function:ident, 3 vectors, rows $($rows:literal)*) => {
-            [$($function::<$rows, 1>, $function::<$rows, 2>, $function::<$rows, 3>),*]
+            [
+                $($function::<$rows, 1, 0>, $function::<$rows, 2, 0>, $function::<$rows, 3, 0>,)*
+                $($function::<$rows, 1, 1>, $function::<$rows, 2, 1>, $function::<$rows, 3, 1>,)*
+            ]
         };
         ($function:ident, 2 vectors, rows $($rows:literal)*) => {
             [$($function::<$rows, 1>, $function::<$rows, 2>),*]
         };
     }
 
-    pub static AVX512: [Micro; 24] = table!(avx512, 3 vectors, rows 1 2 3 4 5 6 7 8);
-    pub static AVX512_BF16: [Micro; 24] = table!(avx512_bf16, 3 vectors, rows 1 2 3 4 5 6 7 8);
+    static AVX512: [Micro; 48] = table!(avx512, 3 vectors, rows 1 2 3 4 5 6 7 8);
+    pub static AVX512_BF16: [Micro; 48] = table!(avx512_bf16, 3 vectors, rows 1 2 3 4 5 6 7 8);
     pub static AVX2: [Micro; 12] = table!(avx2, 2 vectors, rows 1 2 3 4 5 6);
+
+    /// 24 sums, three vectors of B and a number of A, and with one more column 26 and 5, fill the 32 registers.
+    pub const FAMILY_OF_512_BITS: Family =
+        Family { form: Form::F32, rows: 8, lanes: 16, vectors: 3, has_extra: true, table: &AVX512 };
 
     /// sum + a·b, number by number.
     ///
@@ -195,29 +281,73 @@ mod x86 {
 
     macro_rules! loops_of_512_bits {
         ($name:ident, $features:literal, $add_product:ident) => {
+            /// R rows by V vectors, and by E columns more: none or one, whose sums lie in the lanes of one vector, row by row.
+            ///
             /// # Safety
-            /// The processor has the features. Panels hold `steps` groups of `R` and of at least 16·V units; C has `R` rows
-            /// of `columns ≤ 16·V` elements at the stride, which nobody else uses; the bias is null or has `columns`
-            /// elements.
+            /// The processor has the features. Panels hold `steps` groups of `R` and of at least 16·V units, and `steps`
+            /// units of E columns more; C has `R` rows of `columns ≤ 16·V` elements at the stride, which nobody else uses,
+            /// `columns = 16·V` and one element more if E is one; the bias is null or has as many elements as a row.
             #[target_feature(enable = $features)]
-            unsafe fn $name<const R: usize, const V: usize>(panels: Panels, to: Target) {
+            unsafe fn $name<const R: usize, const V: usize, const E: usize>(panels: Panels, to: Target) {
                 let mut sums = [[_mm512_setzero_ps(); V]; R];
-                let (mut a, mut b) = (panels.a, panels.b);
-                for _ in 0..panels.steps {
-                    // SAFETY: the loop runs `steps` times and each time reads and steps over one group of both panels. The
-                    // last step over B may lead past its end, where nothing is read.
-                    unsafe {
-                        let vectors: [__m512; V] = std::array::from_fn(|v| _mm512_loadu_ps(b.add(v * 16)));
-                        for (row, sums) in sums.iter_mut().enumerate() {
-                            let broadcast = _mm512_set1_ps(*a.add(row));
-                            for (sum, vector) in sums.iter_mut().zip(vectors) {
-                                *sum = $add_product(*sum, broadcast, vector);
+                let mut extra = _mm512_setzero_ps();
+                let (mut a, mut b, mut ahead) = (panels.a, panels.b, panels.ahead);
+                let mut step = 0;
+                macro_rules! step {
+                    () => {
+                        // SAFETY: this runs `steps` times in all and each time reads and steps over one group of both
+                        // panels; the mask keeps the load of a group of A to its R units. The last step over B may lead
+                        // past its end, where nothing is read.
+                        unsafe {
+                            let vectors: [__m512; V] =
+                                std::array::from_fn(|v| _mm512_loadu_ps(b.add(v * 16)));
+                            for (row, sums) in sums.iter_mut().enumerate() {
+                                let broadcast = _mm512_set1_ps(*a.add(row));
+                                for (sum, vector) in sums.iter_mut().zip(vectors) {
+                                    *sum = $add_product(*sum, broadcast, vector);
+                                }
                             }
+                            if E == 1 {
+                                let rows = _mm512_maskz_loadu_ps(((1u32 << R) - 1) as __mmask16, a);
+                                let column = _mm512_set1_ps(*panels.extra.add(step));
+                                extra = $add_product(extra, rows, column);
+                            }
+                            a = a.add(R);
+                            b = b.wrapping_add(panels.b_stride);
                         }
-                        a = a.add(R);
-                        b = b.wrapping_add(panels.b_stride);
+                        step += 1;
+                    };
+                }
+                let mut c_line = 0;
+                // SAFETY: the caller lends it.
+                let mut upcoming = unsafe { *panels.upcoming };
+                for _ in 0..panels.steps / LINE_STEPS {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                    ahead = ahead.wrapping_add(16);
+                    // Elements of C are seldom in cache. They are asked for a few at a time, because the processor waits for
+                    // few lines at once and needs some of those for its panels.
+                    for _ in 0..3 {
+                        if c_line < R * V {
+                            let c = to.c.wrapping_add(c_line / V * to.stride + c_line % V * 16);
+                            _mm_prefetch::<_MM_HINT_ET0>(c.cast());
+                            c_line += 1;
+                        }
+                    }
+                    for _ in 0..UPCOMING_LINES {
+                        if upcoming.runs_left > 0 {
+                            _mm_prefetch::<_MM_HINT_T1>(upcoming.line().cast());
+                        }
+                    }
+                    for _ in 0..LINE_STEPS {
+                        step!();
                     }
                 }
+                // SAFETY: the caller lends it.
+                unsafe { *panels.upcoming = upcoming };
+                for _ in 0..panels.steps % LINE_STEPS {
+                    step!();
+                }
+                let _ = step;
                 for v in 0..V {
                     let columns = to.columns.saturating_sub(v * 16).min(16);
                     let mask = (((1u32 << columns) - 1) & 0xFFFF) as __mmask16;
@@ -238,6 +368,25 @@ mod x86 {
                                 value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
                             }
                             _mm512_mask_storeu_ps(c, mask, value);
+                        }
+                    }
+                }
+                if E == 1 {
+                    let mut column = [0.0f32; 16];
+                    // SAFETY: the array holds the vector; every row has the column after the vectors' by the caller's
+                    // promise, and so has the bias.
+                    unsafe {
+                        _mm512_storeu_ps(column.as_mut_ptr(), extra);
+                        for (row, &sum) in column.iter().enumerate().take(R) {
+                            let c = to.c.add(row * to.stride + V * 16);
+                            let mut value = sum;
+                            if !to.bias.is_null() {
+                                value += *to.bias.add(V * 16);
+                            }
+                            if to.add {
+                                value += *c;
+                            }
+                            *c = value;
                         }
                     }
                 }

@@ -24,11 +24,12 @@ pub(super) use packed::Packed;
 
 use std::ops::Range;
 
-use micro::{Family, Panels, Target};
+use micro::{Family, LINE_STEPS, Panels, Target, Upcoming};
 use pack::{Lines, pack, pack_adjacent_rows};
 
 use super::{
     Context, Needs,
+    pool::Pool,
     shared::{Grid, Tile, for_tiles},
     simd::Simd,
 };
@@ -40,10 +41,15 @@ const MAX_STEPS: usize = 768;
 const FEW_ROWS: usize = 32;
 /// The most rows of a tile: with [`MAX_STEPS`] steps, 288 KiB of A in the second cache.
 const TILE_ROWS: usize = 96;
+/// The fewest panels of B of a tile that is cut between columns: it packs its rows of A for no other.
+const TILE_PANELS: usize = 4;
 /// Tiles of C that a thread gets on average, so that one that is held up leaves its share to the others.
 const TILES_PER_THREAD: usize = 8;
 /// Columns of B that are packed at a time: with [`MAX_STEPS`] steps, 8 MiB in the last cache.
 const STAGE_COLUMNS: usize = 2688;
+
+/// Steps of the sum whose rows of B are packed at a time when B is read row by row.
+const SWEEP_STEPS: usize = 32;
 
 /// A matrix somewhere in a slice.
 #[derive(Clone, Copy)]
@@ -81,6 +87,13 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Some rows of some columns.
+    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let start = rows.start * self.row_stride + columns.start * self.column_stride;
+        let data = self.data.get(start..).unwrap_or_default();
+        Matrix { data, rows: rows.len(), columns: columns.len(), ..*self }
+    }
+
     /// Rows as lines to pack.
     fn row_lines(&self, rows: Range<usize>, columns: Range<usize>) -> Lines<'a> {
         let start = rows.start * self.row_stride + columns.start * self.column_stride;
@@ -90,6 +103,16 @@ impl<'a> Matrix<'a> {
             depth: columns.len(),
             line_stride: self.row_stride,
             k_stride: self.column_stride,
+        }
+    }
+
+    /// A part that is packed soon.
+    fn upcoming(&self, rows: Range<usize>, columns: Range<usize>) -> Upcoming {
+        let Lines { data, count, depth, line_stride, k_stride } = self.row_lines(rows, columns);
+        if k_stride == 1 {
+            Upcoming::new(data.as_ptr(), count, depth, line_stride)
+        } else {
+            Upcoming::new(data.as_ptr(), depth, count * line_stride, k_stride)
         }
     }
 
@@ -118,12 +141,51 @@ pub(super) struct Product<'a> {
 pub(super) fn needs(simd: Simd, products: DType, [m, n, k]: [usize; 3]) -> Needs {
     let family = Family::of(simd, products);
     let steps = family.units(block_depth(family, k));
+    let rows = |m: usize| m.div_ceil(family.rows) * family.panel_units(family.rows, steps);
     let (shared, scratch) = if m <= FEW_ROWS {
-        (m * family.units(k), steps * family.columns())
+        (blocks(family, k).count() * rows(m), steps * family.columns())
     } else {
-        (steps * family.padded(n.min(STAGE_COLUMNS)), steps * TILE_ROWS)
+        let stage = n.min(STAGE_COLUMNS);
+        // The last stage may be narrower, with narrower panels and more room between them.
+        let stages = [stage, n % STAGE_COLUMNS];
+        let shared = stages.map(|columns| Columns::of(family, steps, columns).units()).into_iter().max();
+        (shared.unwrap_or(0), rows(TILE_ROWS))
     };
     Needs { shared, scratch, ..Needs::default() }
+}
+
+/// How some columns of B lie in packed form: panels of equal width one after another, then a single column that is left.
+#[derive(Clone, Copy)]
+struct Columns {
+    steps: usize,
+    count: usize,
+    /// The columns of a panel.
+    panel: usize,
+    /// Units from one panel to the next.
+    stride: usize,
+    has_extra: bool,
+}
+
+impl Columns {
+    fn of(family: Family, steps: usize, columns: usize) -> Self {
+        let has_extra = family.takes_extra(columns);
+        let count = columns - usize::from(has_extra);
+        let panel = family.panel_columns(count);
+        Columns { steps, count, panel, stride: family.panel_units(panel, steps), has_extra }
+    }
+
+    fn panels(&self) -> usize {
+        self.count.div_ceil(self.panel)
+    }
+
+    /// The units of all panels.
+    fn panel_units(&self) -> usize {
+        self.panels() * self.stride
+    }
+
+    fn units(&self) -> usize {
+        self.panel_units() + usize::from(self.has_extra) * self.steps
+    }
 }
 
 /// Computes C, contiguous rows, on all threads.
@@ -175,41 +237,92 @@ fn many_rows<const N: usize>(
     let (m, n, k) = (a.rows, b.columns, a.columns);
     // A few tiles for each thread where the shape allows. An element of C comes out the same in any tile, so the number of
     // threads may decide. Both bounds are multiples of every family's rows.
-    let wanted_tiles = TILES_PER_THREAD * pool.threads();
-    let tile_rows = m.div_ceil(wanted_tiles).next_multiple_of(family.rows).clamp(24, TILE_ROWS);
+    let threads = pool.threads();
+    let wanted_tiles = TILES_PER_THREAD * threads;
+    let mut tile_rows = m.div_ceil(wanted_tiles).next_multiple_of(family.rows).clamp(24, TILE_ROWS);
+    if m <= TILE_ROWS && n >= TILE_PANELS * family.columns() * threads {
+        // Few rows and many columns are cut between columns, so that every panel of B is read once.
+        tile_rows = m;
+    }
     for block in blocks(family, k) {
         let steps = family.units(block.len());
         for stage in cut(0..n, STAGE_COLUMNS) {
-            let panel = steps * family.columns();
-            let packed = &mut shared[..steps * family.padded(stage.len())];
-            for_tiles(pool, [Grid::elements(packed, panel)], |[tile], _| {
-                let start = stage.start + tile.column / steps;
-                let columns = start..(start + family.columns()).min(stage.end);
-                let width = family.padded(columns.len());
-                pack(simd, family, b.column_lines(block.clone(), columns), width, tile.into_slice());
-            });
+            let columns = Columns::of(family, steps, stage.len());
+            let packed = &mut shared[..columns.units()];
+            pack_columns(pool, simd, family, b.part(block.clone(), stage.clone()), columns, packed);
             let packed = &*packed;
             // All columns of the stage when there are many rows of tiles, else a part of it.
             let parts = wanted_tiles.div_ceil(m.div_ceil(tile_rows));
-            let tile_columns = stage.len().div_ceil(parts).max(4 * family.columns());
-            let tile_columns = tile_columns.next_multiple_of(family.columns());
+            let tile_columns = stage.len().div_ceil(parts).max(TILE_PANELS * columns.panel);
+            let mut tile_columns = tile_columns.next_multiple_of(columns.panel);
+            if columns.has_extra && stage.len() % tile_columns == 1 {
+                tile_columns += columns.panel;
+            }
             let grids = outputs
                 .each_mut()
                 .map(|output| Grid::new(output, [1, m, n], [tile_rows, tile_columns]).columns(stage.clone()));
             for_tiles(pool, grids, |mut tiles, scratch| {
                 let tile = &mut tiles[0];
                 let column = stage.start + tile.column;
-                let packed_a = &mut scratch[..steps * tile.rows()];
+                let packed_a = scratch;
                 pack_rows(simd, family, &a, tile.row_range(), block.clone(), packed_a);
                 let bias = bias.map(|bias| &bias[column..]);
                 let start = Start { bias, add: product.add, is_first: block.start == 0 };
-                multiply_panels(family, steps, packed_a, &packed[steps * tile.column..], tile, start);
+                let across = stage.len().div_ceil(tile_columns);
+                let index = tile.row / tile_rows * across + tile.column / tile_columns;
+                // With every thread at its next tile, the one after this is so many further.
+                let row = (index + threads) / across * tile_rows;
+                let next_block = block.end..(block.end + block.len()).min(k);
+                let upcoming = if m < n && b.column_stride == 1 && !next_block.is_empty() {
+                    // B is the larger part of what is packed: every tile asks for a share of its next block.
+                    let share = next_block.len().div_ceil(m.div_ceil(tile_rows) * across);
+                    let first = (next_block.start + index * share).min(next_block.end);
+                    b.transposed().upcoming(stage.clone(), first..(first + share).min(next_block.end))
+                } else if row > tile.row && row < m {
+                    a.upcoming(row..(row + tile_rows).min(m), block.clone())
+                } else {
+                    Upcoming::NONE
+                };
+                multiply_panels(family, packed_a, (packed, columns), tile, start, upcoming);
                 if block.end == k {
                     then(&mut tiles, column);
                 }
             });
         }
     }
+}
+
+/// Packs all of B, on all threads.
+fn pack_columns(
+    pool: &mut Pool,
+    simd: Simd,
+    family: Family,
+    b: Matrix<'_>,
+    columns: Columns,
+    packed: &mut [f32],
+) {
+    let Columns { steps, count, panel, stride, has_extra } = columns;
+    let (panels, extra) = packed.split_at_mut(columns.panel_units());
+    if has_extra {
+        pack(simd, family, b.column_lines(0..b.rows, count..count + 1), 1, &mut extra[..steps]);
+    }
+    if pack::can_sweep(family, &b) {
+        // Rows of B are read from end to end, which is the order that memory is quickest in.
+        let grid = Grid::new(panels, [1, columns.panels(), stride], [columns.panels(), SWEEP_STEPS * panel]);
+        for_tiles(pool, [grid], |[mut tile], _| {
+            let first = tile.column / panel;
+            let steps = first..(first + tile.columns() / panel).min(steps);
+            let rows = family.elements(steps.start)..family.elements(steps.end).min(b.rows);
+            let lines = b.column_lines(rows, 0..count);
+            pack::sweep(simd, family, lines, panel, &mut tile);
+        });
+        return;
+    }
+    for_tiles(pool, [Grid::elements(panels, stride)], |[tile], _| {
+        let start = tile.column / stride * panel;
+        let columns = start..(start + panel).min(count);
+        pack(simd, family, b.column_lines(0..b.rows, columns), panel, tile.into_slice());
+    });
 }
 
 fn few_rows<const N: usize>(
@@ -223,14 +336,16 @@ fn few_rows<const N: usize>(
     let family = Family::of(simd, product.products);
     let Product { a, b, bias, .. } = product;
     let (m, n, k) = (a.rows, b.columns, a.columns);
-    let packed_a = &mut shared.as_mut_slice()[..m * family.units(k)];
-    // Where the rows of a block start. Blocks but the last are even, so no pair spans two.
-    let place = |block: &Range<usize>| m * family.units(block.start)..m * family.units(block.end);
+    // Where the rows of a block start. Blocks but the last are equally deep.
+    let all_steps = family.units(block_depth(family, k));
+    let block_units = m.div_ceil(family.rows) * family.panel_units(family.rows, all_steps);
+    let place = |block: &Range<usize>| block.start / block_depth(family, k) * block_units;
+    let packed_a = shared.as_mut_slice();
     for block in blocks(family, k) {
-        let steps = family.units(block.len());
-        let out = &mut packed_a[place(&block)];
-        for_tiles(pool, [Grid::elements(out, steps * family.rows)], |[tile], _| {
-            let start = tile.column / steps;
+        let stride = family.panel_units(family.rows, family.units(block.len()));
+        let out = &mut packed_a[place(&block)..][..m.div_ceil(family.rows) * stride];
+        for_tiles(pool, [Grid::elements(out, stride)], |[tile], _| {
+            let start = tile.column / stride * family.rows;
             let rows = start..(start + family.rows).min(m);
             pack_rows(simd, family, &a, rows, block.clone(), tile.into_slice());
         });
@@ -242,12 +357,20 @@ fn few_rows<const N: usize>(
         let tile = &mut tiles[0];
         for block in blocks(family, k) {
             let steps = family.units(block.len());
-            let width = family.padded(tile.columns());
-            let packed_b = &mut scratch[..steps * width];
-            pack(simd, family, b.column_lines(block.clone(), tile.column_range()), width, packed_b);
+            let (count, panel) = (tile.columns(), family.padded(tile.columns()));
+            let columns = Columns { steps, count, panel, stride: steps * panel, has_extra: false };
+            let packed_b = &mut scratch[..columns.units()];
+            pack(simd, family, b.column_lines(block.clone(), tile.column_range()), panel, packed_b);
             let bias = bias.map(|bias| &bias[tile.column..]);
             let start = Start { bias, add: product.add, is_first: block.start == 0 };
-            multiply_panels(family, steps, &packed_a[place(&block)], packed_b, tile, start);
+            multiply_panels(
+                family,
+                &packed_a[place(&block)..],
+                (packed_b, columns),
+                tile,
+                start,
+                Upcoming::NONE,
+            );
         }
         let column = tile.column;
         then(&mut tiles, column);
@@ -262,26 +385,51 @@ struct Start<'a> {
     is_first: bool,
 }
 
-/// Multiplies all packed rows with all packed columns of a tile, over one block of the sum.
-fn multiply_panels(family: Family, steps: usize, a: &[f32], b: &[f32], c: &mut Tile<'_>, start: Start<'_>) {
+/// Multiplies all packed rows with the packed columns of a tile, over one block of the sum. The tile's column counts from
+/// the first packed one, unless its columns are all that are packed.
+fn multiply_panels(
+    family: Family,
+    a: &[f32],
+    (b, packed): (&[f32], Columns),
+    c: &mut Tile<'_>,
+    start: Start<'_>,
+    mut upcoming: Upcoming,
+) {
+    let Columns { steps, count, panel, .. } = packed;
     let (m, n, stride) = (c.rows(), c.columns(), c.stride());
+    let first = if n == count { 0 } else { c.column };
+    let has_extra = packed.has_extra && first + n > count;
+    let n = n - usize::from(has_extra);
     let bias = start.bias.filter(|_| start.is_first);
-    assert!(a.len() >= steps * m && b.len() >= steps * family.padded(n), "the panels cover the tile");
-    assert!(bias.is_none_or(|bias| bias.len() >= n), "the bias covers the tile");
+    let a_stride = family.panel_units(family.rows, steps);
+    let row_panels = m.div_ceil(family.rows);
+    assert!(first.is_multiple_of(panel) && first + n <= count, "the tile's columns are packed");
+    assert!(a.len() >= (row_panels - 1) * a_stride + steps * family.rows.min(m), "the panels cover the rows");
+    assert!(b.len() >= packed.units(), "the panels cover the columns");
+    assert!(bias.is_none_or(|bias| bias.len() >= n + usize::from(has_extra)), "the bias covers the tile");
     let base = c.as_mut_ptr();
-    for columns in cut(0..n, family.columns()) {
-        for rows in cut(0..m, family.rows) {
-            let micro = family.micro(rows.len(), columns.len());
-            // SAFETY: `micro` belongs to an instruction set that a `Simd` proves. Panels before this one are full, so these
-            // start at the steps times the row and the column, and the assertions above keep them inside the slices;
-            // packing has filled the last panel of B up to whole vectors. Rows and columns lie inside the tile, whose
-            // elements are this thread's own, and the bias has a number for each column.
+    for columns in cut(0..n, panel) {
+        let is_last = columns.end == n;
+        let panel_idx = (first + columns.start) / panel;
+        let b_panel = &b[panel_idx * packed.stride..];
+        // The next panel of B, or the first one for the tile that follows.
+        let next = &b[if is_last { first / panel } else { panel_idx + 1 } * packed.stride..];
+        for (row_panel, rows) in cut(0..m, family.rows).enumerate() {
+            let has_extra = has_extra && is_last;
+            let micro = family.micro(rows.len(), columns.len(), has_extra);
+            // SAFETY: `micro` belongs to an instruction set that a `Simd` proves. The assertions keep the panels of these
+            // rows and columns inside the slices; packing has filled the last panel of B up to whole vectors, and the extra
+            // column follows the panels. Rows and columns lie inside the tile, whose elements are this thread's own, and
+            // the bias has a number for each column.
             unsafe {
                 let panels = Panels {
                     steps,
-                    a: a.as_ptr().add(rows.start * steps),
-                    b: b.as_ptr().add(columns.start * steps),
-                    b_stride: family.padded(columns.len()),
+                    a: a.as_ptr().add(row_panel * a_stride),
+                    b: b_panel.as_ptr(),
+                    b_stride: panel,
+                    extra: b.as_ptr().wrapping_add(packed.panel_units()),
+                    upcoming: &raw mut upcoming,
+                    ahead: next.as_ptr().wrapping_add(row_panel * steps / LINE_STEPS * 16),
                 };
                 let target = Target {
                     c: base.add(rows.start * stride + columns.start),
@@ -306,12 +454,12 @@ fn pack_rows(
     out: &mut [f32],
 ) {
     let steps = family.units(block.len());
-    if pack_adjacent_rows(simd, family, a.row_lines(rows.clone(), block.clone()), out) {
+    let stride = family.panel_units(family.rows, steps);
+    if pack_adjacent_rows(simd, family, a.row_lines(rows.clone(), block.clone()), stride, out) {
         return;
     }
-    for panel in cut(rows.clone(), family.rows) {
-        let place = (panel.start - rows.start) * steps;
-        let out = &mut out[place..place + steps * panel.len()];
+    for (panel_idx, panel) in cut(rows, family.rows).enumerate() {
+        let out = &mut out[panel_idx * stride..][..steps * panel.len()];
         pack(simd, family, a.row_lines(panel.clone(), block.clone()), panel.len(), out);
     }
 }

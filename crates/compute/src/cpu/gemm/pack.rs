@@ -4,7 +4,11 @@
 //! each step of the sum, one unit of every line: a number, a number rounded to bf16, or two numbers as a pair of bf16.
 
 use super::{
-    super::simd::{InstructionSet, Simd},
+    super::{
+        shared::Tile,
+        simd::{InstructionSet, Simd},
+    },
+    Matrix,
     micro::{Family, Form},
 };
 
@@ -36,22 +40,27 @@ pub(super) fn pack(simd: Simd, family: Family, lines: Lines<'_>, width: usize, o
     }
 }
 
-/// Packs rows that lie beside each other into consecutive panels of 8, all panels at once, which reads memory in order. Says
+/// Packs rows that lie beside each other into panels of 8 at a stride, all panels at once, which reads memory in order. Says
 /// whether it did, which is when the family's rows are 8 and there are whole panels of them.
-pub(super) fn pack_adjacent_rows(simd: Simd, family: Family, lines: Lines<'_>, out: &mut [f32]) -> bool {
+pub(super) fn pack_adjacent_rows(
+    simd: Simd,
+    family: Family,
+    lines: Lines<'_>,
+    stride: usize,
+    out: &mut [f32],
+) -> bool {
     let Lines { data, count, depth, line_stride, k_stride } = lines;
-    let is_known =
-        line_stride == 1 && family.rows == 8 && count.is_multiple_of(8) && family.form != Form::Rounded;
-    if !is_known || count <= 8 || depth == 0 {
+    let is_known = line_stride == 1 && family.rows == 8 && count.is_multiple_of(8);
+    if !is_known || family.form == Form::Rounded || count <= 8 || depth == 0 {
         return false;
     }
     let steps = family.units(depth);
     assert!(count - 1 + (depth - 1) * k_stride < data.len(), "the lines lie inside the matrix");
-    assert!(out.len() >= steps * count, "the panels lie inside the output");
+    assert!(out.len() >= (count / 8 - 1) * stride + 8 * steps, "the panels lie inside the output");
     #[cfg(target_arch = "x86_64")]
     if family.form == Form::Pairs && simd.set() == InstructionSet::Avx512Bf16 {
         // SAFETY: the set proves the instructions, and the assertions keep all elements inside the data and the output.
-        unsafe { x86::pairs_of_adjacent_panels(lines, out.as_mut_ptr()) };
+        unsafe { x86::pairs_of_adjacent_panels(lines, stride, out.as_mut_ptr()) };
         return true;
     }
     let _ = simd;
@@ -61,11 +70,55 @@ pub(super) fn pack_adjacent_rows(simd: Simd, family: Family, lines: Lines<'_>, o
     for k in 0..depth {
         let (from, _) = data[k * k_stride..][..count].as_chunks::<8>();
         for (panel, from) in from.iter().enumerate() {
-            let place = (panel * depth + k) * 8;
+            let place = panel * stride + k * 8;
             out[place..place + 8].copy_from_slice(from);
         }
     }
     true
+}
+
+/// Whether [`sweep`] can pack this B.
+pub(super) fn can_sweep(family: Family, b: &Matrix<'_>) -> bool {
+    b.column_stride == 1 && (family.form != Form::Pairs || cfg!(target_arch = "x86_64"))
+}
+
+/// Packs adjacent lines into panels of `panel` lines side by side: a row of the tile is a part of a panel, of as many steps.
+/// Lines that a last panel lacks are zeros up to whole vectors.
+pub(super) fn sweep(simd: Simd, family: Family, lines: Lines<'_>, panel: usize, out: &mut Tile<'_>) {
+    let Lines { data, count, depth, line_stride, k_stride } = lines;
+    if depth == 0 {
+        return;
+    }
+    let panels = count.div_ceil(panel);
+    assert!(line_stride == 1 && count > 0 && count - 1 + (depth - 1) * k_stride < data.len());
+    assert!(panels <= out.rows() && family.units(depth) * panel <= out.columns());
+    #[cfg(target_arch = "x86_64")]
+    if matches!(simd.set(), InstructionSet::Avx512 | InstructionSet::Avx512Bf16)
+        && family.form != Form::Rounded
+    {
+        let (stride, to) = (out.stride(), out.as_mut_ptr());
+        // SAFETY: pairs are only of the set with BF16, and the set proves the instructions. The assertions keep all elements
+        // of the lines inside the data, and the units of all panels inside the tile.
+        unsafe {
+            match family.form {
+                Form::Pairs => x86::pairs_of_rows(lines, panel, stride, to),
+                Form::F32 | Form::Rounded => x86::numbers_of_rows(lines, panel, stride, to),
+            }
+        }
+        return;
+    }
+    let _ = simd;
+    for panel_idx in 0..panels {
+        let lines_of = panel_idx * panel..((panel_idx + 1) * panel).min(count);
+        let out = out.row_mut(panel_idx);
+        for (k, out) in out.chunks_exact_mut(panel).take(depth).enumerate() {
+            let from = &data[k * k_stride..][lines_of.clone()];
+            for (out, &x) in out.iter_mut().zip(from) {
+                *out = if family.form == Form::Rounded { rounded_to_bf16(x) } else { x };
+            }
+            out[from.len()..].fill(0.0);
+        }
+    }
 }
 
 /// The nearest bf16, ties to even; what is not a number stays so.
@@ -286,14 +339,22 @@ mod x86 {
         order
     };
 
-    /// Packs pairs of lines that lie beside each other into consecutive panels of 8.
+    /// Two vectors of consecutive numbers of two lines as pairs.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    fn pairs(low: __m512, high: __m512, interleaved: __m512i) -> __m512 {
+        // SAFETY: both types are 512 bits of plain data.
+        let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) };
+        _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, halves))
+    }
+
+    /// Packs pairs of lines that lie beside each other into panels of 8 at a stride.
     ///
     /// # Safety
     /// As for [`pairs_of_contiguous_lines`]; the lines are a multiple of 8.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    pub unsafe fn pairs_of_adjacent_panels(lines: Lines<'_>, to: *mut f32) {
+    pub unsafe fn pairs_of_adjacent_panels(lines: Lines<'_>, stride: usize, to: *mut f32) {
         let Lines { data, count, depth, k_stride, .. } = lines;
-        let panel = depth.div_ceil(2) * 8;
         // SAFETY: the array is 512 bits.
         let interleaved = unsafe { _mm512_loadu_si512(INTERLEAVED.as_ptr().cast()) };
         for k in (0..depth).step_by(2) {
@@ -305,16 +366,67 @@ mod x86 {
                 unsafe {
                     let low = _mm512_maskz_loadu_ps(mask, from.wrapping_add(i));
                     let high = _mm512_maskz_loadu_ps(second_mask, from.wrapping_add(k_stride + i));
-                    let halves = _mm512_cvtne2ps_pbh(high, low);
-                    let halves = std::mem::transmute::<__m512bh, __m512i>(halves);
-                    let pairs = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, halves));
-                    let to = to.add(i / 8 * panel + k * 4);
+                    let pairs = pairs(low, high, interleaved);
+                    let to = to.add(i / 8 * stride + k * 4);
                     _mm256_storeu_ps(to, _mm512_castps512_ps256(pairs));
                     if count - i >= 16 {
                         let upper = _mm512_shuffle_f32x4::<0b11_10_11_10>(pairs, pairs);
-                        _mm256_storeu_ps(to.add(panel), _mm512_castps512_ps256(upper));
+                        _mm256_storeu_ps(to.add(stride), _mm512_castps512_ps256(upper));
                     }
                 }
+            }
+        }
+    }
+
+    /// Packs pairs of adjacent lines into panels of `panel` lines at a stride, zeros up to whole vectors.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with BW, VL and BF16; all elements of the lines lie inside their data, `to` has room for
+    /// `panel` units, a multiple of 16, for each two of them in every panel, and nobody else uses it.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    pub unsafe fn pairs_of_rows(lines: Lines<'_>, panel: usize, stride: usize, to: *mut f32) {
+        let Lines { data, count, depth, k_stride, .. } = lines;
+        // SAFETY: the array is 512 bits.
+        let interleaved = unsafe { _mm512_loadu_si512(INTERLEAVED.as_ptr().cast()) };
+        for k in (0..depth).step_by(2) {
+            let from = data.as_ptr().wrapping_add(k * k_stride);
+            let second = if k + 1 < depth { 0xFFFF } else { 0 };
+            let mut to = to.wrapping_add(k / 2 * panel);
+            for start in (0..count).step_by(panel) {
+                for i in (start..(start + panel).min(count)).step_by(16) {
+                    let mask = first(count - i);
+                    // SAFETY: masks keep loads to lines and elements that exist; the vector lies inside the panel.
+                    unsafe {
+                        let low = _mm512_maskz_loadu_ps(mask, from.wrapping_add(i));
+                        let high = _mm512_maskz_loadu_ps(mask & second, from.wrapping_add(k_stride + i));
+                        _mm512_storeu_ps(to.wrapping_add(i - start), pairs(low, high, interleaved));
+                    }
+                }
+                to = to.wrapping_add(stride);
+            }
+        }
+    }
+
+    /// Packs numbers of adjacent lines into panels of `panel` lines at a stride, zeros up to whole vectors.
+    ///
+    /// # Safety
+    /// The processor has AVX-512; all elements of the lines lie inside their data, `to` has room for `panel` numbers, a
+    /// multiple of 16, for each of them in every panel, and nobody else uses it.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn numbers_of_rows(lines: Lines<'_>, panel: usize, stride: usize, to: *mut f32) {
+        let Lines { data, count, depth, k_stride, .. } = lines;
+        for k in 0..depth {
+            let from = data.as_ptr().wrapping_add(k * k_stride);
+            let mut to = to.wrapping_add(k * panel);
+            for start in (0..count).step_by(panel) {
+                for i in (start..(start + panel).min(count)).step_by(16) {
+                    // SAFETY: the mask keeps the load to lines that exist; the vector lies inside the panel.
+                    unsafe {
+                        let x = _mm512_maskz_loadu_ps(first(count - i), from.wrapping_add(i));
+                        _mm512_storeu_ps(to.wrapping_add(i - start), x);
+                    }
+                }
+                to = to.wrapping_add(stride);
             }
         }
     }
@@ -337,9 +449,7 @@ mod x86 {
                 unsafe {
                     let low = _mm512_maskz_loadu_ps(mask, from.wrapping_add(i));
                     let high = _mm512_maskz_loadu_ps(second_mask, from.wrapping_add(k_stride + i));
-                    let halves = _mm512_cvtne2ps_pbh(high, low);
-                    let halves = std::mem::transmute::<__m512bh, __m512i>(halves);
-                    let pairs = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, halves));
+                    let pairs = pairs(low, high, interleaved);
                     let to = to.add(k / 2 * width + i);
                     if width - i >= 16 {
                         _mm512_storeu_ps(to, pairs);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     Matrix, cut,
-    micro::{Family, Panels, Target},
+    micro::{Family, Panels, Target, Upcoming},
     pack::pack,
 };
 use crate::{
@@ -80,6 +80,7 @@ impl<'a> Packed<'a> {
         assert!(first + a.columns <= self.depth && columns.end <= self.columns, "the part lies inside");
         assert!(first == self.aligned(first) && columns.start == self.aligned(columns.start));
         let (all_steps, steps) = (family.units(self.depth), family.units(a.columns));
+        let mut upcoming = Upcoming::NONE;
         for rows in cut(0..a.rows, family.rows) {
             let packed_a = &mut scratch[..steps * rows.len()];
             pack(simd, family, a.row_lines(rows.clone(), 0..a.columns), rows.len(), packed_a);
@@ -89,7 +90,7 @@ impl<'a> Packed<'a> {
                 let end = (in_panel + panel).min(columns.end);
                 let width = family.padded(panel.min(self.columns - in_panel));
                 let place = in_panel * all_steps + family.units(first) * width + (start - in_panel);
-                let micro = family.micro(rows.len(), end - start);
+                let micro = family.micro(rows.len(), end - start, false);
                 // The last vector of the last step that is read.
                 let last = place + (steps.max(1) - 1) * width + family.padded(end - start);
                 assert!(last <= self.data.len(), "the panel holds the part");
@@ -98,7 +99,9 @@ impl<'a> Packed<'a> {
                 // tile, whose elements are this thread's own.
                 unsafe {
                     let b = self.data.as_ptr().add(place);
-                    let panels = Panels { steps, a: packed_a.as_ptr(), b, b_stride: width };
+                    let (a, extra) = (packed_a.as_ptr(), std::ptr::null());
+                    let panels =
+                        Panels { steps, a, b, b_stride: width, extra, ahead: b, upcoming: &raw mut upcoming };
                     let target = Target {
                         c: c.as_mut_ptr().add(rows.start * stride + start - columns.start),
                         stride,
