@@ -12,12 +12,14 @@ pub enum Command {
     /// Every kernel that training is made of: time, rate, share of the machine's peak
     #[command(after_help = "\
 Each kernel is checked against the textbook loops before it is timed. One thread is measured by processor time, several
-by the wall clock. The machine's peak (arithmetic, reading, copying) is measured in the same run, first and last.
+by the wall clock. The machine's peak (arithmetic, reading, copying) is measured in the same run, first and last. On a card
+the kernels are those of whole training steps, in the time that they take there.
 
 Examples:
   ironmill bench ops
   ironmill bench ops --threads 1 --json
   ironmill bench ops --only attention
+  ironmill bench ops --device cuda --precision bf16
   ironmill bench ops --quick")]
     Ops(OpsArgs),
     /// A training step: tokens a second, share of peak, and where the time goes
@@ -29,6 +31,7 @@ Examples:
   ironmill bench step
   ironmill bench step --model baby --threads 2 --kernels
   ironmill bench step --model cpu --batching
+  ironmill bench step --device cuda --precision bf16 --model gpt2 --batch 64 --context 1024 --kernels
   ironmill bench step --model 2x2x64 --batch 8 --context 32 --steps 20 --json")]
     Step(StepArgs),
 }

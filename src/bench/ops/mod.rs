@@ -7,11 +7,12 @@ mod products;
 
 use super::clock::counted_name;
 use super::limits::Limits;
-use super::step::Sizes;
+use super::step::{self, Sizes};
 use super::{Settings, Spread, cpu, geometric_mean};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::counted;
+use crate::stages::cuda;
 use case::{Case, Group, Work};
 use measure::Budget;
 use serde_json::json;
@@ -27,6 +28,9 @@ struct Outcome {
 
 /// Measures the machine, then the kernels whose names contain `only`, and shows each as it is done.
 pub fn run(show: &Show, device: &str, only: Option<&str>, settings: Settings) -> Result<()> {
+    if let Some(ordinal) = cuda::ordinal(device) {
+        return step::card_kernels(show, ordinal, only, settings);
+    }
     let mut device = cpu(device, settings.threads)?;
     let cases: Vec<Case> = all(settings)
         .into_iter()

@@ -102,11 +102,7 @@ pub fn run(show: &Show, device_name: &str, plan: Plan, settings: Settings) -> Re
                 let message = "--batching measures the processor: use --device cpu";
                 return Err(Failure::new(Code::Usage, message));
             }
-            let mut card: Box<dyn Device> = Box::new(Cuda::new(&cuda::options(ordinal, None))?);
-            let limits = CardLimits::measure(&mut *card, settings.precision, settings.quick)?;
-            let working = Some(settings.precision.stored()).filter(|dtype| *dtype != DType::F32);
-            let passes = Passes { head_elements: CARD_LOGITS, ..Passes::ALL };
-            (Machine::of_card(&limits), Subject::new(card, plan.sizes, plan.micro_rows, passes, working)?)
+            on_card(ordinal, plan.sizes, plan.micro_rows, settings)?
         }
         None => {
             let device = cpu(device_name, settings.threads)?;
@@ -140,6 +136,64 @@ pub fn run(show: &Show, device_name: &str, plan: Plan, settings: Settings) -> Re
         machine,
     };
     show.result(&measured.text(), &measured.to_json())
+}
+
+/// The kernels of training steps on a card, each against the card's limits: those of nanoGPT's character model and of GPT-2, by the
+/// time that they take inside a step. Their results are the business of the op tests, which run on the same card.
+pub fn card_kernels(show: &Show, ordinal: usize, only: Option<&str>, settings: Settings) -> Result<()> {
+    let models = match settings.quick {
+        true => vec![Sizes::TINY],
+        false => vec![Sizes { batch: 64, ..Sizes::BABY }, Sizes { batch: 64, context: 1024, ..Sizes::GPT2 }],
+    };
+    for sizes in models {
+        let (machine, mut subject) = on_card(ordinal, sizes, sizes.batch, settings)?;
+        subject.step()?;
+        let profile = subject.profile(5, 4.0)?;
+        let heading = format!("{}; {}\n{}", sizes.line(), settings.precision.name(), machine.line);
+        show.result(&heading, &machine.json)?;
+        for kernel in profile.kernels.iter().filter(|kernel| kernel.work.bytes > 0.0) {
+            let name = format!("{} · {}", kernel.stage.name(), kernel.kernel);
+            if only.is_some_and(|only| !name.contains(only)) {
+                continue;
+            }
+            let (seconds, work) = (kernel.time.as_secs_f64(), kernel.work);
+            let share = machine.roofline(kernel);
+            let text = format!(
+                "  {name:<36} {:>9.3} ms × {:<4} {:>7.1} TFLOP/s {:>6.2} TB/s {:>4.0} % of roofline",
+                1e3 * seconds / kernel.calls as f64,
+                kernel.calls,
+                work.flops / seconds / 1e12,
+                work.bytes / seconds / 1e12,
+                100.0 * share
+            );
+            let object = json!({
+                "kind": "kernel",
+                "stage": kernel.stage.name(),
+                "kernel": kernel.kernel,
+                "calls": kernel.calls,
+                "seconds": seconds,
+                "flops": work.flops,
+                "bytes": work.bytes,
+                "share_of_roofline": share,
+            });
+            show.result(&text, &object)?;
+        }
+    }
+    Ok(())
+}
+
+/// A model in training on a card, and the card's limits.
+fn on_card(
+    ordinal: usize,
+    sizes: Sizes,
+    micro_rows: usize,
+    settings: Settings,
+) -> Result<(Machine, Subject)> {
+    let mut card: Box<dyn Device> = Box::new(Cuda::new(&cuda::options(ordinal, None))?);
+    let limits = CardLimits::measure(&mut *card, settings.precision, settings.quick)?;
+    let working = Some(settings.precision.stored()).filter(|dtype| *dtype != DType::F32);
+    let passes = Passes { head_elements: CARD_LOGITS, ..Passes::ALL };
+    Ok((Machine::of_card(&limits), Subject::new(card, sizes, micro_rows, passes, working)?))
 }
 
 /// A model in training on tokens without meaning.
