@@ -54,6 +54,7 @@ mod items;
 mod own_json;
 mod pattern;
 mod progress;
+mod scan;
 mod special;
 mod splitter;
 mod tokenizer;
