@@ -21,7 +21,7 @@ const ROOMS: [(&str, &[&str]); 6] = [
 ];
 
 /// Files that may contain unsafe code: SIMD, the thread pool, and memory that threads share in tiles.
-const UNSAFE_FILES: [&str; 10] = [
+const UNSAFE_FILES: [&str; 11] = [
     "crates/compute/src/cpu/gemm/micro.rs",
     "crates/compute/src/cpu/gemm/mod.rs",
     "crates/compute/src/cpu/gemm/pack.rs",
@@ -31,6 +31,7 @@ const UNSAFE_FILES: [&str; 10] = [
     "crates/compute/src/cpu/pool.rs",
     "crates/compute/src/cpu/shared.rs",
     "crates/compute/src/cpu/vector.rs",
+    "crates/text/src/prefetch.rs",
     "crates/text/src/scan/simd.rs",
 ];
 

@@ -6,7 +6,7 @@ use super::{Context, parse_count};
 use crate::config::TokenizerTraining;
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::{bytes, counted};
-use crate::stages::tokenizer::{Counting, kind_name, train};
+use crate::stages::tokenizer::{Budget, Counting, kind_name, train};
 use clap::ValueEnum;
 use ironmill_text::{Tokenizer, durable};
 use serde_json::json;
@@ -85,6 +85,12 @@ pub struct TrainArgs {
     /// Train line by line, as Hugging Face's file reader does
     #[arg(long)]
     lines: bool,
+    /// The memory that the whole program may take, such as 300MiB
+    #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = parse_count)]
+    memory: u64,
+    /// The folder for what does not fit the memory [default: that of --out]
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
     #[command(flatten)]
     reading: super::data::Reading,
 }
@@ -185,11 +191,15 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
     let counting = Counting {
         by_lines: args.lines,
         max_token_length: args.max_token_length.map(NonZeroUsize::get),
-        threads: context.threads,
+        budget: Budget::new(
+            args.memory,
+            context.threads,
+            args.scratch.clone().or_else(|| folder_of(&args.out)),
+        )?,
     };
     // There is nothing to save half-way, so a signal ends the program in the system's own way.
     let never = AtomicBool::new(false);
-    let trained = train(&inputs, &settings, counting, &context.show, &never)?;
+    let trained = train(&inputs, &settings, &counting, &context.show, &never)?;
     trained.tokenizer.save(&args.out)?;
     let object = json!({
         "file": args.out,
@@ -321,6 +331,12 @@ fn read_input(input: &Path) -> Result<Vec<u8>> {
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::read(Path::new("stdin"), &error))?;
     Ok(bytes)
+}
+
+/// The folder that a file is in.
+fn folder_of(file: &Path) -> Option<PathBuf> {
+    let folder = file.parent()?;
+    Some(if folder.as_os_str().is_empty() { ".".into() } else { folder.into() })
 }
 
 /// Finds out before long work whether its result can be written.

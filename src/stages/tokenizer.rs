@@ -1,27 +1,33 @@
 //! Training a tokenizer: count the documents on all threads, then learn from the counts.
 
+mod pieces;
+
 use crate::config::TokenizerTraining;
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
 use ironmill_data::{Document, Inputs};
 use ironmill_text::{
-    BpeOptions, CharCounts, CharOptions, Pattern, PieceCounts, Progress, Ties, Tokenizer, UNKNOWN,
-    VocabularyReport, WordOptions, train_bpe, train_char, train_word,
+    BpeOptions, CharCounts, CharOptions, CountSettings, Pattern, PieceCounts, Progress, Ties, Tokenizer,
+    UNKNOWN, VocabularyReport, WordOptions, learn_bpe, train_char, train_word,
 };
+pub use pieces::Budget;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
+/// The memory that is allowed unless told otherwise.
+pub const DEFAULT_MEMORY: u64 = 4 << 30;
+
 /// How documents are counted, beside what the tokenizer itself is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Counting {
     /// Every line is counted as a document of its own, as Hugging Face's file reader does.
     pub by_lines: bool,
     /// The longest token in bytes.
     pub max_token_length: Option<usize>,
-    /// How many threads count.
-    pub threads: usize,
+    /// The threads, memory and scratch folder to use.
+    pub budget: Budget,
 }
 
 /// What was learnt, and from what.
@@ -38,7 +44,7 @@ pub struct Trained {
 pub fn train(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
@@ -63,7 +69,7 @@ fn make_bytes(settings: &TokenizerTraining) -> Result<Trained> {
 fn train_pairs(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
@@ -76,9 +82,10 @@ fn train_pairs(
         max_token_length: counting.max_token_length,
         pattern,
     };
-    let empty = || PieceCounts::new(&options.pattern, &options.special);
-    let (counts, documents) = count(inputs, counting, show, stop, empty)?;
-    let (tokenizer, report) = train_bpe(&counts, &options, show)?;
+    let settings = CountSettings::new(&options.pattern, &options.special, counting.by_lines);
+    let pieces = pieces::count(inputs, &settings, &counting.budget, show, stop)?;
+    let documents = pieces.totals().documents;
+    let (tokenizer, report) = learn_bpe(pieces, &options, counting.budget.for_learning(), show)?;
     if report.ended_early {
         show.warn(&format!(
             "no pair was left to merge, so the vocabulary has {} tokens instead of {}: give more text for more",
@@ -100,7 +107,7 @@ fn train_pairs(
 fn train_chars(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
@@ -119,7 +126,7 @@ fn train_chars(
 fn train_words(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
@@ -217,12 +224,12 @@ const BATCH_BYTES: usize = 1 << 18;
 /// Counts all documents: this thread reads, the others count. Counts are sums, so their number changes nothing.
 fn count<C: Counts>(
     inputs: &Inputs,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
     empty: impl Fn() -> ironmill_text::Result<C>,
 ) -> Result<(C, u64)> {
-    let threads = counting.threads;
+    let threads = counting.budget.threads;
     let mut tables = (0..threads).map(|_| empty()).collect::<ironmill_text::Result<Vec<C>>>()?;
     let names: Vec<&str> = inputs.names().collect();
     let has_failed = AtomicBool::new(false);
@@ -307,7 +314,7 @@ fn read_batches(
 fn count_batches<C: Counts>(
     table: &mut C,
     receiver: &Mutex<Receiver<Vec<Document>>>,
-    counting: Counting,
+    counting: &Counting,
     names: &[&str],
 ) -> Result<()> {
     while let Some(batch) = next_batch(receiver) {

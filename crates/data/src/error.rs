@@ -90,6 +90,23 @@ pub enum Error {
         /// What the decompressor said.
         reason: String,
     },
+    /// Text that cannot be cut and does not fit the memory.
+    #[error(
+        "{file}: the text at byte {position} has no place to cut within {} MiB, and {} MiB fit the memory; \
+         allow more with --memory, split it with --document-separator, or use a built-in pattern",
+        n_bytes >> 20,
+        max_bytes >> 20
+    )]
+    DocumentTooLong {
+        /// The file.
+        file: String,
+        /// Where the text starts, in bytes after decompression.
+        position: u64,
+        /// How much of it was read.
+        n_bytes: u64,
+        /// How much may be held.
+        max_bytes: u64,
+    },
     /// A setting whose value cannot be used.
     #[error("{name} cannot be {value}: {advice}")]
     BadSetting {
@@ -213,6 +230,7 @@ impl Error {
             | Error::BadUtf8 { .. }
             | Error::BadRow { .. }
             | Error::DamagedInput { .. }
+            | Error::DocumentTooLong { .. }
             | Error::BadShard { .. }
             | Error::BadManifest { .. }
             | Error::EmptySplit { .. }

@@ -45,7 +45,9 @@ mod bpe;
 mod byte_level;
 mod bytes;
 mod characters;
+mod count;
 mod counts;
+mod cuts;
 mod decode;
 pub mod durable;
 mod error;
@@ -53,6 +55,7 @@ mod inspect;
 mod items;
 mod own_json;
 mod pattern;
+mod prefetch;
 mod progress;
 mod scan;
 mod special;
@@ -60,9 +63,15 @@ mod splitter;
 mod tokenizer;
 mod words;
 
+pub use bpe::learn::{PieceSource, learn_bpe};
+pub use bpe::reference::train_bpe as train_bpe_plainly;
 pub use bpe::train::{BpeOptions, Ties, TrainReport, train_bpe};
 pub use characters::{CharCounts, CharOptions, CharReport, train_char};
+pub use count::{
+    CountSettings, CountTotals, CountedPieces, CounterRoom, CountsFile, PieceCounter, merge_counts,
+};
 pub use counts::PieceCounts;
+pub use cuts::TextCuts;
 pub use decode::StreamDecoder;
 pub use error::{Error, Result};
 pub use inspect::{Inspection, Sample, inspect};

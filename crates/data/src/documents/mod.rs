@@ -5,6 +5,7 @@
 //! and a byte order mark at the start of a file is dropped. Files with a separator and JSON lines are read in memory bounded by
 //! their longest document; a text file without a separator is one document and is held whole.
 
+mod chunks;
 mod open;
 mod specs;
 mod split;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use crate::builtin::Stories;
 use crate::error::{Error, Result};
 use crate::manifest::InputRecord;
+pub use chunks::{Chunk, TextChunks};
 use open::{Compression, OpenFile};
 use split::{JsonLines, Pieces};
 
@@ -220,13 +222,7 @@ struct RawDocument {
 impl Documents<'_> {
     /// How many bytes of the inputs, as they lie on disk, have been read so far.
     pub fn bytes_read(&self) -> u64 {
-        let current = match &self.current {
-            None => 0,
-            Some(Reading::Pieces(pieces)) => pieces.bytes_read(),
-            Some(Reading::JsonLines(lines)) => lines.bytes_read(),
-            Some(Reading::Stories { position, .. }) => *position,
-        };
-        self.bytes_before + current
+        self.bytes_before + self.current.as_ref().map_or(0, Reading::bytes_read)
     }
 
     /// How many documents have been left out so far because they are not UTF-8.
@@ -294,6 +290,14 @@ impl Reading {
                 Reading::JsonLines(JsonLines::new(file, &options.text_key, options.on_bad_utf8))
             }
         })
+    }
+
+    fn bytes_read(&self) -> u64 {
+        match self {
+            Reading::Pieces(pieces) => pieces.bytes_read(),
+            Reading::JsonLines(lines) => lines.bytes_read(),
+            Reading::Stories { position, .. } => *position,
+        }
     }
 
     fn next(&mut self) -> Result<Option<RawDocument>> {

@@ -74,6 +74,17 @@ impl OpenFile {
         Ok(count)
     }
 
+    /// Appends up to `n_bytes` more bytes to `buffer`; zero at the end of the file.
+    pub(super) fn read_up_to(&mut self, n_bytes: usize, buffer: &mut Vec<u8>) -> Result<usize> {
+        let start = buffer.len();
+        buffer.reserve_exact(n_bytes);
+        let result = (&mut self.reader).take(n_bytes as u64).read_to_end(buffer);
+        let count = buffer.len() - start;
+        self.position += count as u64;
+        result.map_err(|source| self.error(source))?;
+        Ok(count)
+    }
+
     fn error(&self, source: io::Error) -> Error {
         // Errors of the disk carry a system code; those of a decompressor do not.
         if self.compression == Compression::None || source.raw_os_error().is_some() {

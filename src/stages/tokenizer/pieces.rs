@@ -1,0 +1,174 @@
+//! Counting the pieces of a corpus on all threads, in the memory allowed.
+
+use crate::failure::{Code, Failure, Result};
+use crate::show::Show;
+use crate::show::numbers::{bytes, grouped};
+use ironmill_data::{Chunk, Inputs, TextChunks};
+use ironmill_text::{CountSettings, CountedPieces, CounterRoom, PieceCounter, Progress, TextCuts};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// What counting and learning may use.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    /// The most memory that the process takes, in bytes.
+    memory: u64,
+    /// How many threads count.
+    pub threads: usize,
+    /// The folder for what does not fit.
+    scratch: Option<PathBuf>,
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What the program takes besides: its code, stacks, buffers of files, and what the allocator keeps.
+const BASE_BYTES: u64 = 24 * MIB;
+
+/// How much text a thread works on.
+const CHUNK_BYTES: u64 = MIB;
+
+impl Budget {
+    /// A budget, if it is one that suffices.
+    pub fn new(memory: u64, threads: usize, scratch: Option<PathBuf>) -> Result<Budget> {
+        let least = (64 + 16 * threads as u64) * MIB;
+        if memory < least {
+            let message = format!(
+                "{} of memory are too few for {threads} threads: allow at least {}, or use fewer threads",
+                bytes(memory),
+                bytes(least)
+            );
+            return Err(Failure::new(Code::BadConfig, message));
+        }
+        Ok(Budget { memory, threads, scratch })
+    }
+
+    /// What is left for learning.
+    pub fn for_learning(&self) -> u64 {
+        self.memory - BASE_BYTES
+    }
+
+    /// What one thread may count in: its chunk of text and the one being read are taken off.
+    fn for_counter(&self) -> usize {
+        let each = (self.memory - BASE_BYTES) / self.threads as u64;
+        to_usize(each - 3 * CHUNK_BYTES)
+    }
+
+    /// The most text that is held whole because it cannot be cut.
+    fn for_text(&self) -> usize {
+        to_usize(self.memory / 8)
+    }
+}
+
+fn to_usize(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Counts the pieces of all documents. Every thread takes a chunk of text when it has none, and counts it.
+pub fn count(
+    inputs: &Inputs,
+    settings: &CountSettings,
+    budget: &Budget,
+    show: &Show,
+    stop: &AtomicBool,
+) -> Result<CountedPieces> {
+    let (pattern, special) = (settings.pattern(), settings.special());
+    let cuts = TextCuts::new(&pattern, special, settings.lines())?;
+    let room = CounterRoom { memory: budget.for_counter(), scratch: budget.scratch.clone() };
+    let mut counters = (0..budget.threads)
+        .map(|_| PieceCounter::new(&pattern, special, room.clone()))
+        .collect::<ironmill_text::Result<Vec<_>>>()?;
+    let names: Vec<&str> = inputs.names().collect();
+    show.start("count", Some(inputs.total_bytes()), "bytes");
+    let chunks = inputs.chunks(cuts, to_usize(CHUNK_BYTES), budget.for_text());
+    let shared = Shared {
+        chunks: Mutex::new((chunks, 0)),
+        names: &names,
+        has_failed: AtomicBool::new(false),
+        stop,
+        show,
+    };
+    let counted: Vec<Result<()>> = match counters.as_mut_slice() {
+        [only] => vec![shared.count(only, settings.lines())],
+        counters => std::thread::scope(|scope| {
+            let shared = &shared;
+            let workers: Vec<_> = counters
+                .iter_mut()
+                .map(|counter| scope.spawn(|| shared.count(counter, settings.lines())))
+                .collect();
+            workers
+                .into_iter()
+                .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        }),
+    };
+    show.finish();
+    counted.into_iter().collect::<Result<()>>()?;
+    let (chunks, _) = shared.chunks.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if chunks.skipped() > 0 {
+        show.warn(&format!("{} documents are not UTF-8 and were left out", grouped(chunks.skipped())));
+    }
+    let spilled =
+        budget.scratch.as_ref().map(|folder| folder.join(format!(".ironmill-{}.counts", std::process::id())));
+    let memory = to_usize(budget.for_learning());
+    Ok(CountedPieces::combine(counters, settings, chunks.documents(), memory, spilled.as_deref(), show)?)
+}
+
+/// What the counting threads share.
+struct Shared<'a> {
+    /// The text to come, and how much of it progress has been told of.
+    chunks: Mutex<(TextChunks<'a>, u64)>,
+    names: &'a [&'a str],
+    has_failed: AtomicBool,
+    stop: &'a AtomicBool,
+    show: &'a Show,
+}
+
+impl Shared<'_> {
+    fn count(&self, counter: &mut PieceCounter, lines: bool) -> Result<()> {
+        let result = self.count_chunks(counter, lines);
+        if result.is_err() {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn count_chunks(&self, counter: &mut PieceCounter, lines: bool) -> Result<()> {
+        let mut chunk = Chunk::default();
+        while self.next(&mut chunk)? {
+            for (text, position) in chunk.parts() {
+                let added = if lines {
+                    text.split_inclusive('\n').try_for_each(|line| counter.add(line))
+                } else {
+                    counter.add(text)
+                };
+                added.map_err(|source| self.failure(&chunk, position, source))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&self, chunk: &mut Chunk) -> Result<bool> {
+        let mut guard = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let (chunks, told) = &mut *guard;
+        if self.has_failed.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(ironmill_data::Error::Stopped.into());
+        }
+        let has_more = chunks.next(chunk)?;
+        self.show.advance(chunks.bytes_read() - *told);
+        *told = chunks.bytes_read();
+        Ok(has_more)
+    }
+
+    /// Only what the text itself causes is told with its place.
+    fn failure(&self, chunk: &Chunk, position: u64, source: ironmill_text::Error) -> Failure {
+        if !matches!(source, ironmill_text::Error::PatternFailed { .. }) {
+            return source.into();
+        }
+        let file = self.names.get(chunk.file_idx()).copied().unwrap_or_default().to_string();
+        ironmill_data::Error::Encode { file, position, source }.into()
+    }
+}
