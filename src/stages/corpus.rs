@@ -167,10 +167,11 @@ fn train_or_reuse(
         context.show.note(&format!("tokenizer: already trained; {size} tokens"));
         return Ok(tokenizer);
     }
-    let budget = Budget::new(DEFAULT_MEMORY, context.threads, Some(run.path().to_path_buf()))?;
+    let budget = Budget::new(DEFAULT_MEMORY, context.threads, Some(run.path().to_path_buf()), false)?;
     let counting = Counting { by_lines: false, max_token_length: None, budget };
     let trained = tokenizer::train(inputs, settings, &counting, &context.show, stop)?;
     trained.tokenizer.save(&run.tokenizer())?;
+    counting.budget.forget_counts();
     let path = run.tokenizer_inputs();
     durable::write(&path, made_of.as_bytes()).map_err(|error| Failure::write(&path, &error))?;
     context.show.note(&format!("tokenizer: {}", trained.summary));

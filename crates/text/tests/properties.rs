@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use ironmill_text::{
-    BpeOptions, Pattern, PieceCounts, Silent, Ties, Tokenizer, learn_bpe, train_bpe, train_bpe_plainly,
+    BpeOptions, Pattern, PieceCounts, Silent, Ties, Tokenizer, train_bpe, train_bpe_plainly,
 };
 use proptest::prelude::*;
 

@@ -1,11 +1,15 @@
 //! Counting the pieces of a corpus on all threads, in the memory allowed.
 
+use super::Origin;
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::{bytes, grouped};
 use ironmill_data::{Chunk, Inputs, TextChunks};
-use ironmill_text::{CountSettings, CountedPieces, CounterRoom, PieceCounter, Progress, TextCuts};
-use std::path::PathBuf;
+use ironmill_text::{
+    CountSettings, CountedPieces, CounterRoom, CountsFile, PieceCounter, Progress, TextCuts,
+};
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -18,6 +22,10 @@ pub struct Budget {
     pub threads: usize,
     /// The folder for what does not fit.
     scratch: Option<PathBuf>,
+    /// Whether finished counts stay there until they are forgotten.
+    keeps_counts: bool,
+    /// The counts that stay.
+    kept: RefCell<Option<PathBuf>>,
 }
 
 const MIB: u64 = 1 << 20;
@@ -30,7 +38,7 @@ const CHUNK_BYTES: u64 = MIB;
 
 impl Budget {
     /// A budget, if it is one that suffices.
-    pub fn new(memory: u64, threads: usize, scratch: Option<PathBuf>) -> Result<Budget> {
+    pub fn new(memory: u64, threads: usize, scratch: Option<PathBuf>, keeps_counts: bool) -> Result<Budget> {
         let least = (64 + 16 * threads as u64) * MIB;
         if memory < least {
             let message = format!(
@@ -40,7 +48,15 @@ impl Budget {
             );
             return Err(Failure::new(Code::BadConfig, message));
         }
-        Ok(Budget { memory, threads, scratch })
+        Ok(Budget { memory, threads, scratch, keeps_counts, kept: RefCell::new(None) })
+    }
+
+    /// Removes the counts that were kept, once what was made of them is safe.
+    pub fn forget_counts(&self) {
+        if let Some(path) = self.kept.take() {
+            // A leftover costs space and nothing else.
+            let _ = std::fs::remove_file(path);
+        }
     }
 
     /// What is left for learning.
@@ -60,6 +76,14 @@ impl Budget {
     }
 }
 
+/// The most memory that the process has taken so far, if the system tells.
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes << 10)
+}
+
 fn to_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -72,6 +96,15 @@ pub fn count(
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<CountedPieces> {
+    // The name says what was counted, so that a file of that name is the result of this very count.
+    let name = format!(".ironmill-{}.counts", &Origin::of_count(settings, inputs).hash()[..32]);
+    let finished = budget.scratch.as_ref().map(|folder| folder.join(name));
+    if let Some(path) = finished.as_ref().filter(|path| budget.keeps_counts && path.is_file()) {
+        let file = CountsFile::open(path)?;
+        show.note("already counted: going on from the counts in the scratch folder");
+        *budget.kept.borrow_mut() = Some(path.clone());
+        return Ok(CountedPieces::from_file(file));
+    }
     let (pattern, special) = (settings.pattern(), settings.special());
     let cuts = TextCuts::new(&pattern, special, settings.lines())?;
     let room = CounterRoom { memory: budget.for_counter(), scratch: budget.scratch.clone() };
@@ -108,10 +141,20 @@ pub fn count(
     if chunks.skipped() > 0 {
         show.warn(&format!("{} documents are not UTF-8 and were left out", grouped(chunks.skipped())));
     }
-    let spilled =
-        budget.scratch.as_ref().map(|folder| folder.join(format!(".ironmill-{}.counts", std::process::id())));
     let memory = to_usize(budget.for_learning());
-    Ok(CountedPieces::combine(counters, settings, chunks.documents(), memory, spilled.as_deref(), show)?)
+    let pieces =
+        CountedPieces::combine(counters, settings, chunks.documents(), memory, finished.as_deref(), show)?;
+    if let Some(path) = finished {
+        if pieces.file().is_none() && budget.keeps_counts {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            std::fs::create_dir_all(folder).map_err(|error| Failure::write(folder, &error))?;
+            pieces.save(&path, show)?;
+        }
+        if pieces.file().is_some() || budget.keeps_counts {
+            *budget.kept.borrow_mut() = Some(path);
+        }
+    }
+    Ok(pieces)
 }
 
 /// What the counting threads share.

@@ -102,7 +102,8 @@ impl TextChunks<'_> {
             chunk.parts.clear();
             let Some(current) = &mut self.current else {
                 let Some(source) = self.inputs.sources.get(self.next_source) else {
-                    return if self.documents == 0 { Err(self.inputs.empty()) } else { Ok(false) };
+                    let is_empty = self.documents == 0 && !self.inputs.may_be_empty;
+                    return if is_empty { Err(self.inputs.empty()) } else { Ok(false) };
                 };
                 let options = &self.inputs.options;
                 self.current = Some(match &source.kind {

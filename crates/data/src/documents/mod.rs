@@ -87,6 +87,8 @@ pub struct Inputs {
     sources: Vec<Source>,
     options: InputOptions,
     ignored_files: u64,
+    /// A task may have nothing to do, which is no mistake.
+    may_be_empty: bool,
 }
 
 /// One file or built-in corpus.
@@ -142,7 +144,24 @@ impl Inputs {
         if let Some(wanted) = options.sample {
             specs::sample(&mut found.sources, wanted, options.seed)?;
         }
-        Ok(Inputs { sources: found.sources, options: options.clone(), ignored_files: found.ignored })
+        Ok(Inputs {
+            sources: found.sources,
+            options: options.clone(),
+            ignored_files: found.ignored,
+            may_be_empty: false,
+        })
+    }
+
+    /// The share of one of several tasks: every `of`-th input, from the `task`-th on. It may be empty.
+    #[must_use]
+    pub fn task(mut self, task: u64, of: u64) -> Inputs {
+        let mut idx = 0;
+        self.sources.retain(|_| {
+            idx += 1;
+            (idx - 1) % of == task
+        });
+        self.may_be_empty |= of > 1;
+        self
     }
 
     /// The names of all inputs; a document's `file_idx` points here.

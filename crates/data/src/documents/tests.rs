@@ -310,3 +310,73 @@ proptest! {
         let _ = texts(&inputs(&[&path]));
     }
 }
+
+/// The text of all chunks, and what they were cut into.
+fn chunked(inputs: &Inputs, lines: bool, chunk_bytes: usize) -> Result<(Vec<String>, u64)> {
+    let special = ["<|end|>".to_string()];
+    let cuts = ironmill_text::TextCuts::new(&ironmill_text::Pattern::Gpt2, &special, lines).unwrap();
+    let mut chunks = inputs.chunks(cuts, chunk_bytes, 1 << 20);
+    let (mut chunk, mut parts) = (Chunk::default(), Vec::new());
+    while chunks.next(&mut chunk)? {
+        parts.extend(chunk.parts().map(|(text, _)| text.to_string()));
+    }
+    assert_eq!(chunks.bytes_read(), inputs.total_bytes());
+    Ok((parts, chunks.documents()))
+}
+
+#[test]
+fn chunks_have_the_text_of_the_documents_however_small_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "\u{feff}Один, two!\nthree <|end|> it's 世界。 \n\n|  |naïve café|\n|ende".repeat(40);
+    let path = folder.path().join("a.txt");
+    std::fs::write(&path, &text).unwrap();
+    for separator in [None, Some("|".to_string()), Some("<|end|>".to_string())] {
+        let options = InputOptions { document_separator: separator.clone(), ..InputOptions::default() };
+        let inputs = Inputs::from_specs(&[path.display().to_string()], &options).unwrap();
+        let documents: Vec<String> = inputs.documents().map(|document| document.unwrap().text).collect();
+        for chunk_bytes in [1, 7, 64, 1000, 1 << 20] {
+            for lines in [false, true] {
+                let (parts, n_documents) = chunked(&inputs, lines, chunk_bytes).unwrap();
+                assert_eq!(parts.concat(), documents.concat(), "{separator:?} {chunk_bytes}");
+                assert_eq!(n_documents, documents.len() as u64, "{separator:?} {chunk_bytes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_obey_the_policy_for_bad_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    std::fs::write(&path, b"one two\xff three\n\xe4\xb8".repeat(3)).unwrap();
+    let read = |on_bad_utf8| {
+        let options = InputOptions { on_bad_utf8, ..InputOptions::default() };
+        let inputs = Inputs::from_specs(&[path.display().to_string()], &options).unwrap();
+        let whole: String =
+            inputs.documents().map(|document| document.map_or(String::new(), |d| d.text)).collect();
+        [3, 1000].map(|chunk_bytes| {
+            chunked(&inputs, false, chunk_bytes).map(|(parts, _)| (parts.concat(), whole.clone()))
+        })
+    };
+    for result in read(BadUtf8::Replace) {
+        let (parts, whole) = result.unwrap();
+        assert_eq!(parts, whole);
+    }
+    for result in read(BadUtf8::Error) {
+        assert!(matches!(result, Err(Error::BadUtf8 { offset: 7, .. })), "{result:?}");
+    }
+    for result in read(BadUtf8::Skip) {
+        assert!(matches!(result, Err(Error::EmptyCorpus { .. })), "{result:?}");
+    }
+}
+
+#[test]
+fn text_that_cannot_be_cut_and_does_not_fit_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    std::fs::write(&path, "x".repeat(3 << 20)).unwrap();
+    let inputs = Inputs::from_specs(&[path.display().to_string()], &InputOptions::default()).unwrap();
+    let error = chunked(&inputs, false, 1 << 16).unwrap_err();
+    assert!(matches!(error, Error::DocumentTooLong { .. }), "{error}");
+    assert!(error.to_string().contains("--memory"), "{error}");
+}

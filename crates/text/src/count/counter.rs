@@ -89,6 +89,32 @@ impl PieceCounter {
         })
     }
 
+    /// Cuts text into its pieces without counting them, and says how many there are: what counting costs apart from tables.
+    pub fn scan(&mut self, text: &str) -> Result<u64> {
+        let Self { splitter, specials, ends, .. } = self;
+        let mut n_pieces = 0;
+        specials.for_each_part(text.as_bytes(), |part| {
+            let Part::Text(part) = part else { return Ok(()) };
+            let start = offset_in(text, part);
+            match (splitter.scanner(), text.get(start..start + part.len())) {
+                (Some(scanner), Some(part)) => {
+                    let mut start = 0;
+                    while start < part.len() {
+                        scanner.ends(part, start, ends);
+                        n_pieces += ends.as_slice().len() as u64;
+                        start = ends.as_slice().last().copied().unwrap_or(part.len());
+                    }
+                    Ok(())
+                }
+                _ => splitter.for_each_piece(part, |_| {
+                    n_pieces += 1;
+                    Ok(())
+                }),
+            }
+        })?;
+        Ok(n_pieces)
+    }
+
     /// How many pieces were counted.
     pub fn total(&self) -> u64 {
         self.total

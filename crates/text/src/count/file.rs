@@ -235,6 +235,18 @@ impl CountsFile {
         self.n_bytes
     }
 
+    /// Its checksum, in hexadecimal: equal for equal counts.
+    pub fn checksum(&self) -> Result<String> {
+        let read = || {
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(self.n_bytes - SUM_BYTES))?;
+            let mut sum = [0; SUM_BYTES as usize];
+            file.read_exact(&mut sum)?;
+            Ok(blake3::Hash::from(sum).to_hex().to_string())
+        };
+        read().map_err(|source| Error::Read { path: self.path.clone(), source })
+    }
+
     /// Its pieces from the beginning.
     pub(crate) fn pieces(&self) -> Result<Pieces<'_>> {
         let open = || {

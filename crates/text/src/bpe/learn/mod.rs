@@ -91,10 +91,11 @@ pub fn learn_bpe(
     let (total_pieces, distinct_pieces) = pieces.totals();
     let n_wanted = prepare(options, total_pieces)?;
     let mut vocabulary = Vocabulary::new(options)?;
+    let room = Room::new(memory);
     let merges = if options.vocab_size <= 1 << 16 {
-        learn::<u16>(pieces, options, &mut vocabulary, memory, n_wanted, progress)?
+        learn::<u16>(pieces, options, &mut vocabulary, room, n_wanted, progress)?
     } else {
-        learn::<u32>(pieces, options, &mut vocabulary, memory, n_wanted, progress)?
+        learn::<u32>(pieces, options, &mut vocabulary, room, n_wanted, progress)?
     };
     let report = TrainReport {
         merges: merges.len() as u64,
@@ -109,7 +110,7 @@ fn learn<S: Symbol>(
     pieces: impl PieceSource,
     options: &BpeOptions,
     vocabulary: &mut Vocabulary,
-    memory: u64,
+    room: Room,
     n_wanted: u64,
     progress: &dyn Progress,
 ) -> Result<Vec<(u32, u32)>> {
@@ -125,9 +126,9 @@ fn learn<S: Symbol>(
         Ok(())
     })?;
     let wanted = Arena::<S>::n_bytes_for(n_long_enough, n_bytes);
-    let left = memory.saturating_sub(pieces.n_bytes() as u64);
+    let left = (room.memory as u64).saturating_sub(pieces.n_bytes() as u64);
     // Lists and tables of pairs need some room, too.
-    let needed = wanted + (wanted / 8).max(MIN_WORKING_BYTES);
+    let needed = wanted + (wanted / 8).max(room.min_working as u64);
     if needed > left {
         let total = needed + pieces.n_bytes() as u64;
         return Err(Error::ArenaTooLarge { distinct, wanted: needed, left, total });
@@ -153,14 +154,14 @@ fn learn<S: Symbol>(
     match options.ties {
         Ties::Hf | Ties::Raw => {
             let key_of = |vocabulary: &Vocabulary, pair| order.ranks(vocabulary, pair);
-            merge_all(arena, options, vocabulary, memory, &key_of, &mut merges, progress)?;
+            merge_all(arena, options, vocabulary, room, &key_of, &mut merges, progress)?;
         }
         Ties::Bytes => {
             let key_of = |vocabulary: &Vocabulary, (left, right): (u32, u32)| {
                 let bytes = |id: u32| Rc::clone(&vocabulary.tokens[id as usize]);
                 (bytes(left), bytes(right))
             };
-            merge_all(arena, options, vocabulary, memory, &key_of, &mut merges, progress)?;
+            merge_all(arena, options, vocabulary, room, &key_of, &mut merges, progress)?;
         }
     }
     progress.finish();
@@ -169,6 +170,24 @@ fn learn<S: Symbol>(
 
 /// The least room for lists and tables of pairs.
 const MIN_WORKING_BYTES: u64 = 4 << 20;
+
+/// What learning may use, and how far the threshold sinks in an epoch.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    /// For everything, in bytes.
+    memory: usize,
+    /// For lists and tables of pairs at least, in bytes.
+    min_working: usize,
+    /// A threshold is at least this part of the highest count, because rare pairs cost more to keep than to count again.
+    max_fall: u64,
+}
+
+impl Room {
+    fn new(memory: u64) -> Self {
+        let memory = usize::try_from(memory).unwrap_or(usize::MAX);
+        Self { memory, min_working: MIN_WORKING_BYTES as usize, max_fall: 64 }
+    }
+}
 
 /// How pairs of equal count compare, where that is by numbers.
 struct Order {
@@ -190,7 +209,7 @@ fn merge_all<S: Symbol, K: Ord>(
     arena: Arena<S>,
     options: &BpeOptions,
     vocabulary: &mut Vocabulary,
-    memory: u64,
+    room: Room,
     key_of: &dyn Fn(&Vocabulary, (u32, u32)) -> K,
     merges: &mut Vec<(u32, u32)>,
     progress: &dyn Progress,
@@ -206,16 +225,17 @@ fn merge_all<S: Symbol, K: Ord>(
         events: Vec::new(),
         touched: Vec::new(),
         is_first: true,
+        n_pairs: 0,
         is_stale: true,
     };
-    let memory = usize::try_from(memory).unwrap_or(usize::MAX);
     let mut n_told = 0;
     while vocabulary.tokens.len() < options.vocab_size {
         if learner.is_stale || learner.heap.is_empty() {
             if !learner.is_stale && learner.threshold <= min_count {
                 break;
             }
-            learner.start_epoch(vocabulary, memory, min_count, key_of)?;
+            let n_wanted = options.vocab_size - vocabulary.tokens.len();
+            learner.start_epoch(vocabulary, room, min_count, n_wanted, key_of)?;
         }
         let Some(pair) = learner.pop_best() else { continue };
         learner.merge(pair, vocabulary, key_of);
@@ -268,6 +288,8 @@ struct Learner<S, K> {
     /// Neighbours of a step.
     touched: Vec<u32>,
     is_first: bool,
+    /// How many pairs there were when all of them were last counted: a guess of how many there will be.
+    n_pairs: usize,
     /// Something is no longer known exactly, or there is no room for more, so that a new epoch must begin.
     is_stale: bool,
 }
@@ -280,24 +302,35 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
     fn start_epoch(
         &mut self,
         vocabulary: &Vocabulary,
-        memory: usize,
+        room: Room,
         min_count: u64,
+        n_wanted: usize,
         key_of: &dyn Fn(&Vocabulary, (u32, u32)) -> K,
     ) -> Result<()> {
         self.lists = Vec::new();
         self.hot = PairTable::with_capacity(0);
-        let working = memory.saturating_sub(self.arena.n_bytes()).max(MIN_WORKING_BYTES as usize);
+        let working = room.memory.saturating_sub(self.arena.n_bytes()).max(room.min_working);
         let (all, at_least) = self.count_pairs(vocabulary, working / 3, min_count)?;
         let is_allowed = |entry: &&PairEntry| vocabulary.allows(ids(entry.key));
-        let mut counts: Vec<(u64, u32)> =
-            all.iter().filter(is_allowed).map(|entry| (entry.count, entry.n_places)).collect();
+        let mut highest = 0;
+        for entry in all.iter() {
+            if entry.count > highest && is_allowed(&entry) {
+                highest = entry.count;
+            }
+        }
+        let mut threshold = at_least.max(min_count).max(highest / room.max_fall);
+        let likely = all.iter().filter(|entry| entry.count >= threshold).filter(is_allowed);
+        let mut counts: Vec<(u64, u32)> = likely.map(|entry| (entry.count, entry.n_places)).collect();
         counts.sort_unstable_by(|a, b| b.cmp(a));
+        // Pairs beyond as many as are wanted are not needed, as long as no better ones arise.
+        if let Some(&(count, _)) = counts.get(n_wanted) {
+            threshold = threshold.max(count);
+        }
 
         // The threshold sinks as long as the lists fit. A new pair's list takes room, too, hence a half of it.
         let max_places = working / 3 / size_of::<Place>() / 2;
         let max_hot = working / 6 / (PairTable::n_bytes_for(1024) / 1024).max(1);
         let (mut n_places, mut n_hot) = (0, 0);
-        let mut threshold = at_least.max(min_count);
         for &(count, places) in &counts {
             n_places += places as usize;
             n_hot += 1;
@@ -307,7 +340,6 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
             }
         }
         // All pairs of the highest count are in, however many they are: otherwise nothing could be merged.
-        let highest = counts.first().map_or(0, |&(count, _)| count);
         if highest >= at_least {
             threshold = threshold.min(highest);
         }
@@ -316,7 +348,7 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
 
         self.hot = PairTable::with_capacity(n_hot);
         let mut start = 0;
-        for entry in all.iter().filter(is_allowed).filter(|entry| entry.count >= threshold) {
+        for entry in all.iter().filter(|entry| entry.count >= threshold).filter(is_allowed) {
             self.hot.insert(PairEntry { start, n_places: 0, ..*entry });
             start += entry.n_places as usize;
         }
@@ -357,7 +389,7 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
             return self.count_byte_pairs(vocabulary).map(|all| (all, min_count));
         }
         let max_pairs = room / 2 / (PairTable::n_bytes_for(1 << 20) >> 20);
-        let mut all = PairTable::with_capacity(0);
+        let mut all = PairTable::with_capacity(self.n_pairs.min(max_pairs));
         let (mut overflows, mut is_full) = (false, false);
         self.arena.compact(|symbols, count| {
             if is_full {
@@ -372,6 +404,7 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
             return Err(overflow());
         }
         if !is_full {
+            self.n_pairs = all.len();
             return Ok((all, min_count));
         }
         drop(all);
@@ -382,6 +415,7 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
             }
         });
         let mut at_least = (self.threshold / 2).max(min_count);
+        let (mut too_low, mut limit) = (None, max_pairs);
         loop {
             let mut all = PairTable::with_capacity(0);
             let mut is_full = false;
@@ -395,15 +429,25 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
                         overflows |= all.add(key, count, 1);
                     }
                 }
-                is_full = all.len() > max_pairs;
+                is_full = all.len() > limit;
             });
             if overflows {
                 return Err(overflow());
             }
-            if !is_full {
-                return Ok((all, at_least));
+            if is_full {
+                too_low = Some(at_least);
+                at_least = at_least.saturating_add(at_least / 4 + 1);
+                continue;
             }
-            at_least = at_least.saturating_add(at_least / 4 + 1);
+            let none_reaches = all.iter().all(|entry| entry.count < at_least);
+            match too_low {
+                // So many pairs are all but equally frequent that they must be held, whatever the room.
+                Some(lower) if none_reaches && at_least > min_count => {
+                    at_least = if limit == usize::MAX { (at_least / 2).max(min_count) } else { lower };
+                    limit = usize::MAX;
+                }
+                _ => return Ok((all, at_least)),
+            }
         }
     }
 
@@ -586,3 +630,6 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
         doubled
     }
 }
+
+#[cfg(test)]
+mod tests;
