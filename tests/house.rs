@@ -36,7 +36,7 @@ const UNSAFE_FILES: [&str; 11] = [
 ];
 
 /// Licences that a dependency may offer.
-const LICENCES: [&str; 10] = [
+const LICENCES: [&str; 11] = [
     "BSL-1.0",
     "MIT",
     "Apache-2.0",
@@ -47,6 +47,7 @@ const LICENCES: [&str; 10] = [
     "Unicode-3.0",
     "Unlicense",
     "Zlib",
+    "bzip2-1.0.6",
 ];
 
 fn root() -> PathBuf {

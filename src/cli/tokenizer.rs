@@ -78,7 +78,7 @@ Examples:
 /// The flags of `tokenizer train`.
 #[derive(clap::Args)]
 pub struct TrainArgs {
-    /// Files, folders, patterns such as 'texts/*.txt', or builtin:stories:20MB
+    /// Files, folders, patterns such as 'texts/*.txt', builtin:stories:20MB, or - for stdin
     #[arg(required_unless_present = "counts", value_name = "INPUT")]
     inputs: Vec<String>,
     /// Learn from this file of `tokenizer count` or `tokenizer merge` instead of text
@@ -247,7 +247,7 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
             (train_on_counts(counts, &settings, &counting, &context.show)?, origin)
         }
         None => {
-            let inputs = args.reading.find(&args.inputs)?;
+            let inputs = args.reading.find_or_stdin(&args.inputs)?;
             let origin = Origin::of_inputs(&settings, &counting, &inputs);
             (train(&inputs, &settings, &counting, &context.show, &never)?, origin)
         }

@@ -131,6 +131,7 @@ pub fn input_options(config: &Config) -> Result<InputOptions> {
         on_bad_utf8: BadUtf8::from_name(&config.data.on_bad_utf8)?,
         sample: None,
         seed: config.seed,
+        may_read_stdin: false,
     })
 }
 

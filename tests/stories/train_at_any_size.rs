@@ -177,3 +177,25 @@ fn mistakes_with_counts_are_explained() {
     ]);
     assert!(!desk.path("t.json").exists() && !desk.path("c.counts").exists());
 }
+
+#[test]
+fn the_spark_job_learns_the_same_tokenizer() {
+    let works = |program: &str, arguments: &[&str]| {
+        std::process::Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+    };
+    if !works("java", &["-version"]) || !works("python3", &["-c", "import pyspark"]) {
+        println!("skipped: needs Java and python3 with pyspark");
+        return;
+    }
+    let desk = desk();
+    train(&desk, "plain.json", &["texts"]);
+    let job = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/count_on_spark.py");
+    let output = std::process::Command::new("python3")
+        .args([job, "texts/*.txt", "--ironmill", env!("CARGO_BIN_EXE_ironmill")])
+        .args(["--vocab-size", "500", "--out", "spark.json", "--partitions", "3"])
+        .current_dir(desk.path("."))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(desk.read("spark.json"), desk.read("plain.json"));
+}

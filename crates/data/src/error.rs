@@ -37,7 +37,7 @@ pub enum Error {
         path: String,
     },
     /// A pattern matched nothing, or a folder holds no file of a known kind.
-    #[error("no text files match {spec}: known kinds are .txt, .md and .jsonl, each also .gz and .zst")]
+    #[error("no text files match {spec}: known kinds are .txt, .md and .jsonl, each also .gz, .zst and .bz2")]
     NoMatch {
         /// The pattern or folder as given.
         spec: String,

@@ -38,8 +38,11 @@
 //! # }
 //! ```
 //!
-//! Everything here is deterministic and safe code; nothing prints, reads the environment or keeps global
-//! state.
+//! [`PieceCounter`] and [`learn_bpe`] do the same on any amount of text, in a memory that is given, with scratch files for
+//! what does not fit.
+//!
+//! Everything here is deterministic; nothing prints, reads the environment or keeps global state. Unsafe code is found in the
+//! vector instructions of the scanners and in prefetching only.
 
 mod bpe;
 mod byte_level;

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 /// The flags of `tokenizer count`.
 #[derive(clap::Args)]
 pub struct CountArgs {
-    /// Files, folders, patterns such as 'texts/*.txt', or builtin:stories:20MB
+    /// Files, folders, patterns such as 'texts/*.txt', builtin:stories:20MB, or - for stdin
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<String>,
     /// The file to write
@@ -61,9 +61,10 @@ pub fn run_count(context: &Context, args: &CountArgs) -> Result<()> {
     let pattern: Pattern = args.pattern.parse()?;
     let settings = CountSettings::new(&pattern, &args.special, args.lines);
     check_can_write(&args.out)?;
-    let inputs = args.reading.find(&args.inputs)?.task(task, of);
+    let inputs = args.reading.find_or_stdin(&args.inputs)?.task(task, of);
     let origin = Origin::of_count(&settings, &inputs);
     if let Ok(done) = CountsFile::open(&args.out)
+        && inputs.are_repeatable()
         && origin.is_of(&args.out)
     {
         context.show.note("already counted: nothing to do");

@@ -99,7 +99,9 @@ pub fn count(
     // The name says what was counted, so that a file of that name is the result of this very count.
     let name = format!(".ironmill-{}.counts", &Origin::of_count(settings, inputs).hash()[..32]);
     let finished = budget.scratch.as_ref().map(|folder| folder.join(name));
-    if let Some(path) = finished.as_ref().filter(|path| budget.keeps_counts && path.is_file()) {
+    if let Some(path) =
+        finished.as_ref().filter(|path| budget.keeps_counts && inputs.are_repeatable() && path.is_file())
+    {
         let file = CountsFile::open(path)?;
         show.note("already counted: going on from the counts in the scratch folder");
         *budget.kept.borrow_mut() = Some(path.clone());
@@ -112,7 +114,7 @@ pub fn count(
         .map(|_| PieceCounter::new(&pattern, special, room.clone()))
         .collect::<ironmill_text::Result<Vec<_>>>()?;
     let names: Vec<&str> = inputs.names().collect();
-    show.start("count", Some(inputs.total_bytes()), "bytes");
+    show.start("count", inputs.are_repeatable().then(|| inputs.total_bytes()), "bytes");
     let chunks = inputs.chunks(cuts, to_usize(CHUNK_BYTES), budget.for_text());
     let shared = Shared {
         chunks: Mutex::new((chunks, 0)),

@@ -58,7 +58,7 @@ enum Current {
     /// Cut wherever that is allowed.
     Streamed(Box<Streamed>),
     /// By whole documents.
-    Whole(Reading),
+    Whole(Box<Reading>),
 }
 
 /// A text file being read.
@@ -117,7 +117,7 @@ impl TextChunks<'_> {
                             options.document_separator.as_deref(),
                         )))
                     }
-                    _ => Current::Whole(Reading::open(source, options)?),
+                    _ => Current::Whole(Box::new(Reading::open(source, options)?)),
                 });
                 self.next_source += 1;
                 continue;

@@ -1,7 +1,7 @@
 //! Documents from what people have: files, folders, patterns and built-in corpora, as one stream in a fixed order.
 //!
 //! A text file (`.txt`, `.md`, or any other file that is named outright) is one document unless a separator splits it; a row
-//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`). A document of nothing but white space is none,
+//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`, `.bz2`). A document of nothing but white space is none,
 //! and a byte order mark at the start of a file is dropped. Files with a separator and JSON lines are read in memory bounded by
 //! their longest document; a text file without a separator is one document and is held whole.
 
@@ -67,6 +67,8 @@ pub struct InputOptions {
     pub sample: Option<u64>,
     /// The seed of built-in corpora and of the choice of files.
     pub seed: u64,
+    /// Whether `-` is the standard input, which can be read only once. Otherwise it is a file of that name.
+    pub may_read_stdin: bool,
 }
 
 impl Default for InputOptions {
@@ -77,6 +79,7 @@ impl Default for InputOptions {
             on_bad_utf8: BadUtf8::Error,
             sample: None,
             seed: 1,
+            may_read_stdin: false,
         }
     }
 }
@@ -139,7 +142,7 @@ impl Inputs {
         }
         let mut found = specs::Found::default();
         for spec in specs {
-            specs::resolve(spec, &mut found)?;
+            specs::resolve(spec, options.may_read_stdin, &mut found)?;
         }
         if let Some(wanted) = options.sample {
             specs::sample(&mut found.sources, wanted, options.seed)?;
@@ -182,6 +185,11 @@ impl Inputs {
     /// The size of all inputs on disk, the total of [`Documents::bytes_read`].
     pub fn total_bytes(&self) -> u64 {
         self.sources.iter().map(|source| source.record.bytes).sum()
+    }
+
+    /// Whether reading them again would give the same, so that what was made of them need not be made again.
+    pub fn are_repeatable(&self) -> bool {
+        !self.options.may_read_stdin || !self.names().any(|name| name == open::STDIN)
     }
 
     /// How many files in folders were passed over because their kind is not known.

@@ -115,7 +115,7 @@ impl PairTable {
 }
 
 fn slots_for(n_pairs: usize) -> usize {
-    (n_pairs * 2 + 2).next_power_of_two().max(1024)
+    (n_pairs * 2 + 2).next_power_of_two().max(64)
 }
 
 #[inline(always)]
@@ -143,8 +143,48 @@ impl Sketch {
         self.cells[idx] = self.cells[idx].saturating_add(count);
     }
 
+    /// A threshold that about twice as many pairs as are wanted may reach, but not below the part `max_fall` of the highest.
+    pub(super) fn likely_threshold(&self, n_wanted: usize, max_fall: u64) -> u64 {
+        let mut cells: Vec<u64> = self.cells.iter().copied().filter(|&cell| cell > 0).collect();
+        let least = cells.iter().max().map_or(0, |highest| highest / max_fall);
+        let rank = n_wanted.saturating_mul(2);
+        if rank >= cells.len() {
+            return least;
+        }
+        let (_, &mut likely, _) = cells.select_nth_unstable_by(rank, |a, b| b.cmp(a));
+        least.max(likely)
+    }
+
     #[inline(always)]
     pub(super) fn bound(&self, key: PairKey) -> u64 {
         self.cells[mixed(key) & (self.cells.len() - 1)]
+    }
+}
+
+/// Says of most pairs that are not in a table that they are not.
+pub(super) struct PairFilter {
+    bits: Vec<u64>,
+}
+
+impl PairFilter {
+    pub(super) fn new(table: &PairTable) -> Self {
+        let n_bits = (table.len() * 32).next_power_of_two().max(64);
+        let mut filter = Self { bits: vec![0; n_bits / 64] };
+        for entry in table.iter() {
+            let bit = filter.bit(entry.key);
+            filter.bits[bit / 64] |= 1 << (bit % 64);
+        }
+        filter
+    }
+
+    #[inline(always)]
+    fn bit(&self, key: PairKey) -> usize {
+        mixed(key) & (self.bits.len() * 64 - 1)
+    }
+
+    #[inline(always)]
+    pub(super) fn may_have(&self, key: PairKey) -> bool {
+        let bit = self.bit(key);
+        self.bits[bit / 64] >> (bit % 64) & 1 == 1
     }
 }
