@@ -181,7 +181,10 @@ fn mistakes_with_counts_are_explained() {
 #[test]
 fn the_spark_job_learns_the_same_tokenizer() {
     let works = |program: &str, arguments: &[&str]| {
-        std::process::Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+        std::process::Command::new(program)
+            .args(arguments)
+            .output()
+            .is_ok_and(|output| output.status.success())
     };
     if !works("java", &["-version"]) || !works("python3", &["-c", "import pyspark"]) {
         println!("skipped: needs Java and python3 with pyspark");

@@ -41,7 +41,7 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
         }
 
         // The threshold sinks as long as the lists fit. New pairs' lists take room, too, hence two thirds of it.
-        let max_listed = working / 8 * 5 / size_of::<Place>();
+        let max_listed = working / 8 * 3 / size_of::<Place>();
         let max_places = max_listed / 3 * 2;
         let max_hot = working / 8 / (PairTable::n_bytes_for(1 << 20) >> 20);
         let (mut n_places, mut n_hot) = (0, 0);
@@ -58,6 +58,9 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
             threshold = threshold.min(highest);
         }
         self.threshold = threshold;
+        // A piece that a step remembers takes up to two events, and the list of them may double while it grows.
+        self.max_remembered = room.max_remembered.min(working / 16 / 32);
+        self.max_hot = 2 * max_hot.max(n_hot);
         (self.is_first, self.is_stale) = (false, false);
 
         self.hot = PairTable::with_capacity(n_hot);

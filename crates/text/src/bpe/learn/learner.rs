@@ -31,7 +31,8 @@ pub(super) fn merge_all<S: Symbol, K: Ord>(
         events: Vec::new(),
         touched: Vec::new(),
         is_first: true,
-        max_remembered: room.max_remembered,
+        max_remembered: 0,
+        max_hot: 0,
         is_stale: true,
     };
     let mut n_told = 0;
@@ -94,7 +95,10 @@ pub(super) struct Learner<S, K> {
     /// Neighbours of a step.
     touched: Vec<u32>,
     pub(super) is_first: bool,
-    max_remembered: usize,
+    /// A step that visits more pieces does not remember which new pairs arise in which.
+    pub(super) max_remembered: usize,
+    /// The most pairs that may be hot before a new epoch must begin.
+    pub(super) max_hot: usize,
     /// Something is no longer known exactly, or there is no room for more, so that a new epoch must begin.
     pub(super) is_stale: bool,
 }
@@ -157,7 +161,8 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
                 }
                 if count >= self.threshold && vocabulary.allows(new) {
                     let start = self.lists.len();
-                    if start + near.n_places[side] as usize > self.lists.capacity() {
+                    let is_full = self.hot.len() >= self.max_hot;
+                    if is_full || start + near.n_places[side] as usize > self.lists.capacity() {
                         self.is_stale = true;
                         continue;
                     }
@@ -224,6 +229,7 @@ impl<S: Symbol, K: Ord> Learner<S, K> {
         }
         self.touched.clear();
         self.events.clear();
+        self.events.shrink_to(4 * self.max_remembered);
     }
 
     #[inline(always)]
