@@ -100,10 +100,9 @@ pub fn count(
     // The name says what was counted, so that a file of that name is the result of this very count.
     let name = format!(".ironmill-{}.counts", &Origin::of_count(settings, inputs).hash()[..32]);
     let finished = budget.scratch.as_ref().map(|folder| folder.join(name));
-    if let Some(path) =
-        finished.as_ref().filter(|path| budget.keeps_counts && inputs.are_repeatable() && path.is_file())
+    if let Some(path) = finished.as_ref().filter(|_| inputs.are_repeatable())
+        && let Ok(file) = CountsFile::open(path)
     {
-        let file = CountsFile::open(path)?;
         show.note("already counted: going on from the counts in the scratch folder");
         *budget.kept.borrow_mut() = Some(path.clone());
         return Ok(CountedPieces::from_file(file));
