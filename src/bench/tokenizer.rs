@@ -34,7 +34,9 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Measures reading, scanning, counting and learning.
 pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     let limits = Limits::measure(&cpu("cpu", plan.threads)?, plan.quick)?;
-    show.result(&limits.line(), &limits.to_json())?;
+    let mut object = limits.to_json();
+    object["kind"] = "limits".into();
+    show.result(&limits.line(), &object)?;
     let inputs = Inputs::from_specs(&plan.inputs, &InputOptions::default())?;
     let special = vec!["<|endoftext|>".to_string()];
     let settings = CountSettings::new(&plan.pattern, &special, false);
@@ -85,7 +87,7 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
         counted(n_merges, "merge"),
         plan.pattern
     );
-    let object = json!({"bytes": n_bytes, "pieces": n_pieces, "distinct": distinct, "merges": n_merges});
+    let object = json!({"kind": "corpus", "bytes": n_bytes, "pieces": n_pieces, "distinct": distinct, "merges": n_merges});
     show.result(&what, &object)?;
     let only_scan = Spread { median: scan.median - read.median, best: scan.best - read.best };
     let read_rate = limits.peak.read_bytes_per_s;
@@ -105,6 +107,7 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
             100.0 * rate / read_rate
         );
         let object = json!({
+            "kind": "phase",
             "phase": phase,
             "median_s": spread.median,
             "best_s": spread.best,

@@ -171,7 +171,7 @@ fn mistakes_with_counts_are_explained() {
         (
             78,
             "tokenizer train texts --vocab-size 300 --memory 1MiB --threads 2 --out t.json",
-            &["96.0 MiB", "fewer threads"],
+            &["100.7 MB", "fewer threads"],
         ),
         (65, "tokenizer train cut.txt.gz --vocab-size 300 --out t.json", &["cut.txt.gz"]),
     ]);
