@@ -283,7 +283,11 @@ fn text_code(error: &ironmill_text::Error) -> Code {
         | Error::VocabularyTooSmall { .. }
         | Error::VocabularyTooLarge(_)
         | Error::CountsDiffer { .. } => Code::BadConfig,
-        Error::CountOverflow(_) => Code::Failed,
+        Error::CountOverflow(_) | Error::CorpusTooLarge { .. } => Code::Failed,
+        Error::Scratch { .. } | Error::ScratchFull { .. } => Code::CannotWrite,
+        Error::NoScratch { .. } | Error::PartitionTooLarge { .. } | Error::ArenaTooLarge { .. } => {
+            Code::OutOfMemory
+        }
         // What remains is about content: a tokenizer file, a text or an id that is not what it should be.
         _ => Code::BadData,
     }

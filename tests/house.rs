@@ -21,7 +21,7 @@ const ROOMS: [(&str, &[&str]); 6] = [
 ];
 
 /// Files that may contain unsafe code: SIMD, the thread pool, and memory that threads share in tiles.
-const UNSAFE_FILES: [&str; 16] = [
+const UNSAFE_FILES: [&str; 18] = [
     "crates/compute/src/cpu/gemm/micro.rs",
     "crates/compute/src/cpu/gemm/mod.rs",
     "crates/compute/src/cpu/gemm/pack.rs",
@@ -38,10 +38,12 @@ const UNSAFE_FILES: [&str; 16] = [
     "crates/compute/src/cuda/nvrtc.rs",
     "crates/compute/src/cuda/staging.rs",
     "crates/compute/src/cuda/symbols.rs",
+    "crates/text/src/prefetch.rs",
+    "crates/text/src/scan/simd.rs",
 ];
 
 /// Licences that a dependency may offer.
-const LICENCES: [&str; 10] = [
+const LICENCES: [&str; 11] = [
     "BSL-1.0",
     "MIT",
     "Apache-2.0",
@@ -52,6 +54,7 @@ const LICENCES: [&str; 10] = [
     "Unicode-3.0",
     "Unlicense",
     "Zlib",
+    "bzip2-1.0.6",
 ];
 
 fn root() -> PathBuf {

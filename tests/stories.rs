@@ -9,6 +9,10 @@ mod program;
 #[path = "stories/train_a_tokenizer.rs"]
 mod train_a_tokenizer;
 
+/// Tokenizers from more text than fits memory, in parts, and again after a kill.
+#[path = "stories/train_at_any_size.rs"]
+mod train_at_any_size;
+
 /// From text to shards, checked and looked into.
 #[path = "stories/prepare_a_dataset.rs"]
 mod prepare_a_dataset;

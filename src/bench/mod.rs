@@ -7,6 +7,7 @@ pub mod ops;
 mod precision;
 mod random;
 pub mod step;
+pub mod tokenizer;
 
 pub use precision::Precision;
 

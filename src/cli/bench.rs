@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::bench::step::{Plan, Sizes};
-use crate::bench::{Precision, Settings, ops, step};
+use crate::bench::{Precision, Settings, ops, step, tokenizer};
 use crate::failure::Result;
 use std::num::NonZeroUsize;
 
@@ -34,6 +34,16 @@ Examples:
   ironmill bench step --device cuda --precision bf16 --model gpt2 --batch 64 --context 1024 --kernels
   ironmill bench step --model 2x2x64 --batch 8 --context 32 --steps 20 --json")]
     Step(StepArgs),
+    /// Training a tokenizer: reading, scanning, counting, learning
+    #[command(after_help = "\
+Rates are of text. Reading, scanning and learning are one thread's processor time; counting takes --threads. The share is of
+the rate at which the machine reads memory. tools/peers_tokenizer.py runs other trainers beside `ironmill tokenizer train`.
+
+Examples:
+  ironmill bench tokenizer
+  ironmill bench tokenizer book.txt --vocab-size 32000 --threads 1
+  ironmill bench tokenizer texts/ --pattern o200k --json")]
+    Tokenizer(TokenizerArgs),
 }
 
 /// What both take.
@@ -94,6 +104,23 @@ pub struct StepArgs {
     quick: bool,
 }
 
+/// The flags of `bench tokenizer`.
+#[derive(clap::Args)]
+pub struct TokenizerArgs {
+    /// Files, folders, patterns such as 'texts/*.txt', or builtin:stories:20MB
+    #[arg(default_value = "builtin:stories:20MB", value_name = "INPUT")]
+    inputs: Vec<String>,
+    /// The number of tokens to learn, special ones included
+    #[arg(long, default_value_t = 4096, value_name = "N")]
+    vocab_size: usize,
+    /// How text is cut into pieces: gpt2, cl100k, o200k, llama3, qwen2 or a regular expression
+    #[arg(long, default_value = "gpt2", value_name = "NAME|REGEX")]
+    pattern: String,
+    /// A glance at the machine's peak and one run of every phase
+    #[arg(long)]
+    quick: bool,
+}
+
 /// Runs one of the commands.
 pub fn run(context: &Context, command: Command) -> Result<()> {
     context.refuse_overrides("bench")?;
@@ -103,6 +130,14 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         quick,
     };
     match command {
+        Command::Tokenizer(args) => {
+            let TokenizerArgs { inputs, vocab_size, pattern, quick } = args;
+            let pattern = pattern.parse()?;
+            tokenizer::run(
+                &context.show,
+                &tokenizer::Plan { inputs, vocab_size, pattern, threads: context.threads, quick },
+            )
+        }
         Command::Ops(args) => {
             let settings = settings(&args.common, args.quick);
             ops::run(&context.show, &args.common.device, args.only.as_deref(), settings)

@@ -109,6 +109,15 @@ enum BadUtf8Name {
 impl Reading {
     /// Finds the inputs.
     pub fn find(&self, specs: &[String]) -> Result<Inputs> {
+        self.find_with(specs, false)
+    }
+
+    /// The inputs, of which one may be the standard input.
+    pub fn find_or_stdin(&self, specs: &[String]) -> Result<Inputs> {
+        self.find_with(specs, true)
+    }
+
+    fn find_with(&self, specs: &[String], may_read_stdin: bool) -> Result<Inputs> {
         let options = InputOptions {
             document_separator: self.document_separator.clone(),
             text_key: self.text_key.clone(),
@@ -119,6 +128,7 @@ impl Reading {
             },
             sample: self.sample,
             seed: self.seed,
+            may_read_stdin,
         };
         Ok(Inputs::from_specs(specs, &options)?)
     }

@@ -1,14 +1,15 @@
-//! `ironmill tokenizer`: train, encode, decode, inspect.
+//! `ironmill tokenizer`: train, count, merge, encode, decode, inspect.
 
+mod counts;
 mod inspect;
 
 use super::{Context, parse_count};
 use crate::config::TokenizerTraining;
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::{bytes, counted};
-use crate::stages::tokenizer::{Counting, kind_name, train};
+use crate::stages::tokenizer::{Budget, Counting, Origin, kind_name, peak_memory, train, train_on_counts};
 use clap::ValueEnum;
-use ironmill_text::{Tokenizer, durable};
+use ironmill_text::{CountsFile, Tokenizer, durable};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
@@ -23,8 +24,30 @@ pub enum Command {
 Examples:
   ironmill tokenizer train texts/ --vocab-size 8192 --out tokenizer.json
   ironmill tokenizer train 'wiki/*.jsonl.zst' --vocab-size 32K --pattern cl100k --out tokenizer.json
-  ironmill tokenizer train poems.txt --kind char --out chars.json")]
+  ironmill tokenizer train poems.txt --kind char --out chars.json
+  ironmill tokenizer train 'web/*.jsonl.gz' --vocab-size 64K --memory 2GiB --scratch work --out tokenizer.json
+  ironmill tokenizer train --counts all.counts --vocab-size 32K --out tokenizer.json
+
+--memory is the most that the whole program takes: text is read in pieces, and counts that do not fit go to --scratch. The
+tokenizer does not depend on it, nor on --threads. With --scratch the finished counts stay there until the tokenizer is
+written, so that a run that was stopped goes on from them. FILE.origin.json beside the tokenizer says what it was made of.")]
     Train(TrainArgs),
+    /// Count the pieces of text, or a part of them, for `tokenizer train --counts`
+    #[command(after_help = "\
+A task of several takes every N-th file. However the files are shared out, the merged counts are the same file. A task that
+is done is not done again.
+
+Examples:
+  ironmill tokenizer count texts/ --out all.counts
+  ironmill tokenizer count 'web/*.jsonl.gz' --pattern cl100k --task 0 --of 2 --out part0.counts
+  ironmill tokenizer count 'web/*.jsonl.gz' --pattern cl100k --task 1 --of 2 --out part1.counts")]
+    Count(counts::CountArgs),
+    /// Add up counts files
+    #[command(after_help = "\
+Examples:
+  ironmill tokenizer merge part0.counts part1.counts --out all.counts
+  ironmill tokenizer merge monday.counts tuesday.counts --out week.counts --json")]
+    Merge(counts::MergeArgs),
     /// Turn text into token ids
     #[command(after_help = "\
 Without --out the ids are written as text, a line an input; with it as raw little-endian numbers.
@@ -55,9 +78,12 @@ Examples:
 /// The flags of `tokenizer train`.
 #[derive(clap::Args)]
 pub struct TrainArgs {
-    /// Files, folders, patterns such as 'texts/*.txt', or builtin:stories:20MB
-    #[arg(required = true, value_name = "INPUT")]
+    /// Files, folders, patterns such as 'texts/*.txt', builtin:stories:20MB, or - for stdin
+    #[arg(required_unless_present = "counts", value_name = "INPUT")]
     inputs: Vec<String>,
+    /// Learn from this file of `tokenizer count` or `tokenizer merge` instead of text
+    #[arg(long, value_name = "FILE", conflicts_with = "inputs")]
+    counts: Option<PathBuf>,
     /// The file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -86,7 +112,27 @@ pub struct TrainArgs {
     #[arg(long)]
     lines: bool,
     #[command(flatten)]
+    room: Room,
+    #[command(flatten)]
     reading: super::data::Reading,
+}
+
+/// The memory and disk that counting and learning may take.
+#[derive(clap::Args)]
+struct Room {
+    /// The most memory that the whole program takes, such as 300MiB
+    #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = parse_count)]
+    memory: u64,
+    /// The folder for what does not fit the memory [default: that of --out]
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
+}
+
+impl Room {
+    fn budget(&self, context: &Context, out: &Path) -> Result<Budget> {
+        let scratch = self.scratch.clone().or_else(|| folder_of(out));
+        Budget::new(self.memory, context.threads, scratch, self.scratch.is_some())
+    }
 }
 
 /// The flags of `tokenizer encode`.
@@ -159,6 +205,8 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     context.refuse_overrides("tokenizer")?;
     match command {
         Command::Train(args) => run_train(context, &args),
+        Command::Count(args) => counts::run_count(context, &args),
+        Command::Merge(args) => counts::run_merge(context, &args),
         Command::Encode(args) => run_encode(context, &args),
         Command::Decode(args) => run_decode(context, &args),
         Command::Inspect(args) => inspect::run(context, &args),
@@ -181,21 +229,39 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
         min_count: Some(args.min_count),
     };
     check_can_write(&args.out)?;
-    let inputs = args.reading.find(&args.inputs)?;
     let counting = Counting {
         by_lines: args.lines,
         max_token_length: args.max_token_length.map(NonZeroUsize::get),
-        threads: context.threads,
+        budget: args.room.budget(context, &args.out)?,
     };
     // There is nothing to save half-way, so a signal ends the program in the system's own way.
     let never = AtomicBool::new(false);
-    let trained = train(&inputs, &settings, counting, &context.show, &never)?;
+    let (trained, origin) = match &args.counts {
+        Some(_) if !is_bpe => {
+            let message = "--counts holds pieces, from which only a bpe tokenizer is learnt: leave out --kind, or give text";
+            return Err(Failure::new(Code::Usage, message));
+        }
+        Some(file) => {
+            let counts = CountsFile::open(file)?;
+            let origin = Origin::of_counts(&settings, counting.max_token_length, &counts)?;
+            (train_on_counts(counts, &settings, &counting, &context.show)?, origin)
+        }
+        None => {
+            let inputs = args.reading.find_or_stdin(&args.inputs)?;
+            let origin = Origin::of_inputs(&settings, &counting, &inputs);
+            (train(&inputs, &settings, &counting, &context.show, &never)?, origin)
+        }
+    };
     trained.tokenizer.save(&args.out)?;
+    origin.save(&args.out)?;
+    counting.budget.forget_counts();
     let object = json!({
         "file": args.out,
         "kind": kind_name(&trained.tokenizer),
         "vocab_size": trained.tokenizer.vocab_size(),
         "documents": trained.documents,
+        "origin": origin.hash(),
+        "peak_memory_bytes": peak_memory(),
     });
     context.show.result(&format!("{}: {}", args.out.display(), trained.summary), &object)
 }
@@ -321,6 +387,12 @@ fn read_input(input: &Path) -> Result<Vec<u8>> {
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::read(Path::new("stdin"), &error))?;
     Ok(bytes)
+}
+
+/// The folder that a file is in.
+fn folder_of(file: &Path) -> Option<PathBuf> {
+    let folder = file.parent()?;
+    Some(if folder.as_os_str().is_empty() { ".".into() } else { folder.into() })
 }
 
 /// Finds out before long work whether its result can be written.

@@ -3,7 +3,7 @@
 use super::data::{self, TOKENIZER_NAME};
 use super::model;
 use super::run_folder::RunFolder;
-use super::tokenizer::{self, Counting};
+use super::tokenizer::{self, Budget, Counting, DEFAULT_MEMORY};
 use crate::cli::Context;
 use crate::config::{Config, MASK, TokenizerConfig, TokenizerTraining};
 use crate::failure::{Code, Failure, Result};
@@ -131,6 +131,7 @@ pub fn input_options(config: &Config) -> Result<InputOptions> {
         on_bad_utf8: BadUtf8::from_name(&config.data.on_bad_utf8)?,
         sample: None,
         seed: config.seed,
+        may_read_stdin: false,
     })
 }
 
@@ -167,9 +168,11 @@ fn train_or_reuse(
         context.show.note(&format!("tokenizer: already trained; {size} tokens"));
         return Ok(tokenizer);
     }
-    let counting = Counting { by_lines: false, max_token_length: None, threads: context.threads };
-    let trained = tokenizer::train(inputs, settings, counting, &context.show, stop)?;
+    let budget = Budget::new(DEFAULT_MEMORY, context.threads, Some(run.path().to_path_buf()), false)?;
+    let counting = Counting { by_lines: false, max_token_length: None, budget };
+    let trained = tokenizer::train(inputs, settings, &counting, &context.show, stop)?;
     trained.tokenizer.save(&run.tokenizer())?;
+    counting.budget.forget_counts();
     let path = run.tokenizer_inputs();
     durable::write(&path, made_of.as_bytes()).map_err(|error| Failure::write(&path, &error))?;
     context.show.note(&format!("tokenizer: {}", trained.summary));

@@ -1,27 +1,35 @@
 //! Training a tokenizer: count the documents on all threads, then learn from the counts.
 
+mod origin;
+mod pieces;
+
 use crate::config::TokenizerTraining;
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
 use ironmill_data::{Document, Inputs};
 use ironmill_text::{
-    BpeOptions, CharCounts, CharOptions, Pattern, PieceCounts, Progress, Ties, Tokenizer, UNKNOWN,
-    VocabularyReport, WordOptions, train_bpe, train_char, train_word,
+    BpeOptions, CharCounts, CharOptions, CountSettings, CountedPieces, CountsFile, PieceCounts, Progress,
+    Ties, Tokenizer, UNKNOWN, VocabularyReport, WordOptions, learn_bpe, train_char, train_word,
 };
+pub use origin::Origin;
+pub use pieces::{Budget, count as count_pieces, peak_memory};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
+/// The memory that is allowed unless told otherwise.
+pub const DEFAULT_MEMORY: u64 = 4 << 30;
+
 /// How documents are counted, beside what the tokenizer itself is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Counting {
     /// Every line is counted as a document of its own, as Hugging Face's file reader does.
     pub by_lines: bool,
     /// The longest token in bytes.
     pub max_token_length: Option<usize>,
-    /// How many threads count.
-    pub threads: usize,
+    /// The threads, memory and scratch folder to use.
+    pub budget: Budget,
 }
 
 /// What was learnt, and from what.
@@ -38,7 +46,7 @@ pub struct Trained {
 pub fn train(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
@@ -63,22 +71,46 @@ fn make_bytes(settings: &TokenizerTraining) -> Result<Trained> {
 fn train_pairs(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
-    let pattern: Pattern = settings.pattern.as_deref().unwrap_or("gpt2").parse()?;
-    let options = BpeOptions {
+    let options = bpe_options(settings, counting)?;
+    let count_settings = CountSettings::new(&options.pattern, &options.special, counting.by_lines);
+    let pieces = count_pieces(inputs, &count_settings, &counting.budget, show, stop)?;
+    learn_pairs(pieces, &options, counting, show)
+}
+
+/// Learns a BPE tokenizer from a counts file.
+pub fn train_on_counts(
+    counts: CountsFile,
+    settings: &TokenizerTraining,
+    counting: &Counting,
+    show: &Show,
+) -> Result<Trained> {
+    let options = bpe_options(settings, counting)?;
+    learn_pairs(CountedPieces::from_file(counts), &options, counting, show)
+}
+
+fn bpe_options(settings: &TokenizerTraining, counting: &Counting) -> Result<BpeOptions> {
+    Ok(BpeOptions {
         vocab_size: to_usize(settings.vocab_size.unwrap_or_default())?,
         special: settings.special.clone(),
         ties: ties(settings.ties.as_deref().unwrap_or("hf"))?,
         min_count: settings.min_count.unwrap_or(1),
         max_token_length: counting.max_token_length,
-        pattern,
-    };
-    let empty = || PieceCounts::new(&options.pattern, &options.special);
-    let (counts, documents) = count(inputs, counting, show, stop, empty)?;
-    let (tokenizer, report) = train_bpe(&counts, &options, show)?;
+        pattern: settings.pattern.as_deref().unwrap_or("gpt2").parse()?,
+    })
+}
+
+fn learn_pairs(
+    pieces: CountedPieces,
+    options: &BpeOptions,
+    counting: &Counting,
+    show: &Show,
+) -> Result<Trained> {
+    let documents = pieces.totals().documents;
+    let (tokenizer, report) = learn_bpe(pieces, options, counting.budget.for_learning(), show)?;
     if report.ended_early {
         show.warn(&format!(
             "no pair was left to merge, so the vocabulary has {} tokens instead of {}: give more text for more",
@@ -100,7 +132,7 @@ fn train_pairs(
 fn train_chars(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
@@ -119,7 +151,7 @@ fn train_chars(
 fn train_words(
     inputs: &Inputs,
     settings: &TokenizerTraining,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
 ) -> Result<Trained> {
@@ -217,12 +249,12 @@ const BATCH_BYTES: usize = 1 << 18;
 /// Counts all documents: this thread reads, the others count. Counts are sums, so their number changes nothing.
 fn count<C: Counts>(
     inputs: &Inputs,
-    counting: Counting,
+    counting: &Counting,
     show: &Show,
     stop: &AtomicBool,
     empty: impl Fn() -> ironmill_text::Result<C>,
 ) -> Result<(C, u64)> {
-    let threads = counting.threads;
+    let (threads, by_lines) = (counting.budget.threads, counting.by_lines);
     let mut tables = (0..threads).map(|_| empty()).collect::<ironmill_text::Result<Vec<C>>>()?;
     let names: Vec<&str> = inputs.names().collect();
     let has_failed = AtomicBool::new(false);
@@ -236,7 +268,7 @@ fn count<C: Counts>(
             .iter_mut()
             .map(|table| {
                 scope.spawn(move || {
-                    let result = count_batches(table, receiver, counting, names);
+                    let result = count_batches(table, receiver, by_lines, names);
                     if result.is_err() {
                         has_failed.store(true, Ordering::Relaxed);
                         // Others may wait to hand over a batch; take what they have until they stop.
@@ -307,13 +339,13 @@ fn read_batches(
 fn count_batches<C: Counts>(
     table: &mut C,
     receiver: &Mutex<Receiver<Vec<Document>>>,
-    counting: Counting,
+    by_lines: bool,
     names: &[&str],
 ) -> Result<()> {
     while let Some(batch) = next_batch(receiver) {
         for document in batch {
             let bytes = document.text.as_bytes();
-            let added = if counting.by_lines {
+            let added = if by_lines {
                 bytes.split_inclusive(|&byte| byte == b'\n').try_for_each(|line| table.add(line))
             } else {
                 table.add(bytes)

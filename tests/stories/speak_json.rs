@@ -23,6 +23,9 @@ const USES: &[(&str, &str)] = &[
     ("doctor", "flops_per_s"),
     ("bench ops --quick --only attention", "kind"),
     ("bench step --quick --model 1x2x16 --batch 2 --context 8", "kind"),
+    ("bench tokenizer builtin:stories:60KB --vocab-size 300 --quick", "kind"),
+    ("tokenizer count a.txt --out a.counts", "distinct"),
+    ("tokenizer merge a.counts a.counts --out b.counts", "distinct"),
     ("completions zsh", "script"),
     ("man pages", "pages"),
 ];

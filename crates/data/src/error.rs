@@ -37,7 +37,7 @@ pub enum Error {
         path: String,
     },
     /// A pattern matched nothing, or a folder holds no file of a known kind.
-    #[error("no text files match {spec}: known kinds are .txt, .md and .jsonl, each also .gz and .zst")]
+    #[error("no text files match {spec}: known kinds are .txt, .md and .jsonl, each also .gz, .zst and .bz2")]
     NoMatch {
         /// The pattern or folder as given.
         spec: String,
@@ -89,6 +89,23 @@ pub enum Error {
         offset: u64,
         /// What the decompressor said.
         reason: String,
+    },
+    /// Text that cannot be cut and does not fit the memory.
+    #[error(
+        "{file}: the text at byte {position} has no place to cut within {} MiB, and {} MiB fit the memory; \
+         allow more with --memory, split it with --document-separator, or use a built-in pattern",
+        n_bytes >> 20,
+        max_bytes >> 20
+    )]
+    DocumentTooLong {
+        /// The file.
+        file: String,
+        /// Where the text starts, in bytes after decompression.
+        position: u64,
+        /// How much of it was read.
+        n_bytes: u64,
+        /// How much may be held.
+        max_bytes: u64,
     },
     /// A setting whose value cannot be used.
     #[error("{name} cannot be {value}: {advice}")]
@@ -213,6 +230,7 @@ impl Error {
             | Error::BadUtf8 { .. }
             | Error::BadRow { .. }
             | Error::DamagedInput { .. }
+            | Error::DocumentTooLong { .. }
             | Error::BadShard { .. }
             | Error::BadManifest { .. }
             | Error::EmptySplit { .. }

@@ -101,6 +101,84 @@ pub enum Error {
         /// The setting asked for.
         wanted: String,
     },
+    /// A counts file that cannot be used.
+    #[error("{path} is no counts file that can be used: {reason}; count again")]
+    BadCounts {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The scratch folder failed.
+    #[error("cannot use the scratch folder {folder}: {source}; choose another one with --scratch")]
+    Scratch {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The scratch folder's disk has no room.
+    #[error(
+        "the scratch folder {folder} has {} MiB free where {} MiB are needed; \
+         free some space, choose another folder with --scratch, or allow more memory with --memory",
+        free >> 20,
+        wanted.div_ceil(1 << 20)
+    )]
+    ScratchFull {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes needed.
+        wanted: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The memory is spent and there is no folder for what does not fit.
+    #[error(
+        "the distinct pieces do not fit {} MiB of memory, and there is no scratch folder; \
+         name one with --scratch, or allow more memory with --memory",
+        memory >> 20
+    )]
+    NoScratch {
+        /// Bytes allowed.
+        memory: u64,
+    },
+    /// One of 256 partitions of the pieces does not fit the memory.
+    #[error(
+        "a 256th part of the distinct pieces takes more than {} MiB of memory; \
+         allow at least {} MiB more with --memory",
+        memory >> 20,
+        wanted.div_ceil(1 << 20)
+    )]
+    PartitionTooLarge {
+        /// Bytes allowed.
+        memory: u64,
+        /// Bytes wanted.
+        wanted: u64,
+    },
+    /// Learning needs more memory than allowed.
+    #[error(
+        "learning from {distinct} distinct pieces needs {} MiB of memory, and {} MiB are left; \
+         allow at least {} MiB with --memory",
+        wanted.div_ceil(1 << 20),
+        left >> 20,
+        total.div_ceil(1 << 20)
+    )]
+    ArenaTooLarge {
+        /// How many distinct pieces there are.
+        distinct: u64,
+        /// Bytes needed.
+        wanted: u64,
+        /// Bytes left of what is allowed.
+        left: u64,
+        /// What to allow.
+        total: u64,
+    },
+    /// More text in distinct pieces than places can be numbered.
+    #[error("the distinct pieces take more than {} GiB; train on less text", max_bytes >> 30)]
+    CorpusTooLarge {
+        /// The most bytes.
+        max_bytes: u64,
+    },
     /// A count left the range of 64 bits.
     #[error("the count of {0} exceeds 64 bits; train on less text")]
     CountOverflow(String),

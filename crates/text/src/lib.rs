@@ -38,14 +38,19 @@
 //! # }
 //! ```
 //!
-//! Everything here is deterministic and safe code; nothing prints, reads the environment or keeps global
-//! state.
+//! [`PieceCounter`] and [`learn_bpe`] do the same on any amount of text, in a memory that is given, with scratch files for
+//! what does not fit.
+//!
+//! Everything here is deterministic; nothing prints, reads the environment or keeps global state. Unsafe code is found in the
+//! vector instructions of the scanners and in prefetching only.
 
 mod bpe;
 mod byte_level;
 mod bytes;
 mod characters;
+mod count;
 mod counts;
+mod cuts;
 mod decode;
 pub mod durable;
 mod error;
@@ -53,15 +58,23 @@ mod inspect;
 mod items;
 mod own_json;
 mod pattern;
+mod prefetch;
 mod progress;
+mod scan;
 mod special;
 mod splitter;
 mod tokenizer;
 mod words;
 
+pub use bpe::learn::{PieceSource, learn_bpe};
+pub use bpe::reference::train_bpe as train_bpe_plainly;
 pub use bpe::train::{BpeOptions, Ties, TrainReport, train_bpe};
 pub use characters::{CharCounts, CharOptions, CharReport, train_char};
+pub use count::{
+    CountSettings, CountTotals, CountedPieces, CounterRoom, CountsFile, PieceCounter, merge_counts,
+};
 pub use counts::PieceCounts;
+pub use cuts::TextCuts;
 pub use decode::StreamDecoder;
 pub use error::{Error, Result};
 pub use inspect::{Inspection, Sample, inspect};

@@ -11,6 +11,8 @@ pub(crate) struct Specials {
     longest_first: Vec<usize>,
     /// Whether a special token starts with this byte.
     starts: [bool; 256],
+    /// The bytes with which special tokens start.
+    first_bytes: Vec<u8>,
 }
 
 /// A part of a text with special tokens.
@@ -43,7 +45,8 @@ impl Specials {
         for (text, _) in &specials {
             starts[usize::from(text.as_bytes()[0])] = true;
         }
-        Ok(Self { by_id: specials, longest_first, starts })
+        let first_bytes = (0..=u8::MAX).filter(|&byte| starts[usize::from(byte)]).collect();
+        Ok(Self { by_id: specials, longest_first, starts, first_bytes })
     }
 
     /// Special tokens with the ids 0, 1, 2 …
@@ -86,7 +89,8 @@ impl Specials {
     ) -> Result<()> {
         let mut text_start = 0;
         let mut offset = 0;
-        while offset < text.len() {
+        while let Some(found) = self.next_start(&text[offset..]) {
+            offset += found;
             let Some((special, id)) = self.at(&text[offset..]) else {
                 offset += 1;
                 continue;
@@ -99,6 +103,34 @@ impl Specials {
             text_start = offset;
         }
         if text_start < text.len() { visit(Part::Text(&text[text_start..])) } else { Ok(()) }
+    }
+
+    /// Where the first byte is with which a special token starts.
+    #[inline]
+    fn next_start(&self, text: &[u8]) -> Option<usize> {
+        match *self.first_bytes {
+            [] => None,
+            [only] => memchr::memchr(only, text),
+            [one, other] => memchr::memchr2(one, other, text),
+            [one, other, third] => memchr::memchr3(one, other, third, text),
+            _ => text.iter().position(|&byte| self.starts[usize::from(byte)]),
+        }
+    }
+
+    /// Whether a special token's text lies across `offset` of `text`; if so, where the leftmost such text starts.
+    pub(crate) fn across(&self, text: &[u8], offset: usize) -> Option<usize> {
+        let first = (offset + 1).saturating_sub(self.max_bytes());
+        (first..offset).find(|&start| {
+            let fits = |(special, _): &&(String, u32)| {
+                start + special.len() > offset && text[start..].starts_with(special.as_bytes())
+            };
+            self.by_id.iter().find(fits).is_some()
+        })
+    }
+
+    /// The length of the longest special token, in bytes.
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.longest_first.first().map_or(0, |&idx| self.by_id[idx].0.len())
     }
 
     /// The longest special token that `text` starts with.

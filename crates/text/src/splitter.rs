@@ -1,16 +1,14 @@
 //! Cutting text into the pieces of a pattern.
 //!
-//! Patterns run through a backtracking regex engine. That is the slow path, and it is the oracle: a
-//! hand-written scanner for a known pattern is right when it cuts every text where this module cuts it.
+//! The built-in patterns run through hand-written scanners ([`crate::scan`]), any other through a backtracking regex
+//! engine. The engine is also the scanners' oracle: a scanner is right when it cuts every text where the engine does.
 //!
-//! Input is bytes. Each maximal valid UTF-8 stretch is given to the regex as a text of its own; what the
-//! regex leaves between its matches is a piece too; each maximal run of invalid bytes is one piece. So the
-//! pieces of a text, joined, are the text, whatever the bytes and the pattern.
+//! Input is bytes. Each maximal valid UTF-8 stretch is cut as a text of its own; what a regex leaves between its matches
+//! is a piece too; each maximal run of invalid bytes is one piece. So the pieces of a text, joined, are the text, whatever
+//! the bytes and the pattern.
 //!
-//! Cost: the built-in patterns match at every position, so a text is scanned once, except that a run of
-//! whitespace is walked a few times, forward and back for the lookahead. The engine remembers a way back for
-//! every character of such a run and has room for a million; a longer run is refused with
-//! [`Error::PatternFailed`], never cut wrongly.
+//! Scanners take linear time and fail on no text. The engine remembers a way back for every character of a run that it may
+//! have to give up, and has room for a million; a longer one is refused with [`Error::PatternFailed`], never cut wrongly.
 //!
 //! A user's regex, which may also come from a tokenizer file of unknown origin, has limits: its length, the
 //! size of what it compiles to, and the steps back for one piece. They bound memory (the worst expression
@@ -20,6 +18,7 @@
 use fancy_regex::{CompileError, Regex, RegexBuilder};
 
 use crate::pattern::Pattern;
+use crate::scan::{Ends, Scanner};
 use crate::{Error, Result};
 
 /// The longest regular expression of a user's, in bytes: ten times the longest built-in one.
@@ -38,11 +37,25 @@ const MAX_AUTOMATON_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone)]
 pub(crate) struct Splitter {
     pattern: Pattern,
-    regex: Regex,
+    engine: Engine,
+}
+
+#[derive(Debug, Clone)]
+enum Engine {
+    Scanner(Scanner),
+    Regex(Box<Regex>),
 }
 
 impl Splitter {
     pub(crate) fn new(pattern: &Pattern) -> Result<Self> {
+        match Scanner::new(pattern) {
+            Some(scanner) => Ok(Self { pattern: pattern.clone(), engine: Engine::Scanner(scanner) }),
+            None => Self::by_regex(pattern),
+        }
+    }
+
+    /// The pattern's regular expression itself, whatever the pattern: the oracle of the scanners.
+    pub(crate) fn by_regex(pattern: &Pattern) -> Result<Self> {
         let bad = |reason| Error::BadPattern { pattern: shown(pattern), reason };
         let mut builder = RegexBuilder::new(pattern.regex());
         match pattern {
@@ -60,7 +73,15 @@ impl Splitter {
             _ => _ = builder.backtrack_limit(usize::MAX),
         }
         let regex = builder.build().map_err(|error| bad(reason(&error)))?;
-        Ok(Self { pattern: pattern.clone(), regex })
+        Ok(Self { pattern: pattern.clone(), engine: Engine::Regex(Box::new(regex)) })
+    }
+
+    /// The scanner of a built-in pattern.
+    pub(crate) fn scanner(&self) -> Option<&Scanner> {
+        match &self.engine {
+            Engine::Scanner(scanner) => Some(scanner),
+            Engine::Regex(_) => None,
+        }
     }
 
     pub(crate) fn pattern(&self) -> &Pattern {
@@ -98,8 +119,22 @@ impl Splitter {
         bytes: &'t [u8],
         visit: &mut impl FnMut(&'t [u8]) -> Result<()>,
     ) -> Result<()> {
+        let regex = match &self.engine {
+            Engine::Scanner(scanner) => {
+                let (mut start, mut ends) = (0, Ends::new());
+                while start < bytes.len() {
+                    scanner.ends(text, start, &mut ends);
+                    for &end in ends.as_slice() {
+                        visit(&bytes[start..end])?;
+                        start = end;
+                    }
+                }
+                return Ok(());
+            }
+            Engine::Regex(regex) => regex,
+        };
         let mut end_of_last = 0;
-        for found in self.regex.find_iter(text) {
+        for found in regex.find_iter(text) {
             let found = found.map_err(|error| Error::PatternFailed {
                 pattern: shown(&self.pattern),
                 reason: error.to_string(),

@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use ironmill_text::{BpeOptions, Pattern, PieceCounts, Silent, Ties, Tokenizer, train_bpe};
+use ironmill_text::{
+    BpeOptions, Pattern, PieceCounts, Silent, Ties, Tokenizer, train_bpe, train_bpe_plainly,
+};
 use proptest::prelude::*;
 
 mod drawn;
@@ -132,6 +134,8 @@ fn the_trainer_equals_the_naive_one() {
         prop_assert_eq!(report.merges, expected.len() as u64);
         prop_assert_eq!(report.ended_early, tokenizer.vocab_size() < options.vocab_size);
         prop_assert_eq!(merges_of(&tokenizer), expected);
+        let (plain, plain_report) = train_bpe_plainly(&counts, &options).unwrap();
+        prop_assert_eq!((plain.to_json(), plain_report), (tokenizer.to_json(), report));
         Ok(())
     });
 }

@@ -1,10 +1,11 @@
 //! Documents from what people have: files, folders, patterns and built-in corpora, as one stream in a fixed order.
 //!
 //! A text file (`.txt`, `.md`, or any other file that is named outright) is one document unless a separator splits it; a row
-//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`). A document of nothing but white space is none,
+//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`, `.bz2`). A document of nothing but white space is none,
 //! and a byte order mark at the start of a file is dropped. Files with a separator and JSON lines are read in memory bounded by
 //! their longest document; a text file without a separator is one document and is held whole.
 
+mod chunks;
 mod open;
 mod specs;
 mod split;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use crate::builtin::Stories;
 use crate::error::{Error, Result};
 use crate::manifest::InputRecord;
+pub use chunks::{Chunk, TextChunks};
 use open::{Compression, OpenFile};
 use split::{JsonLines, Pieces};
 
@@ -65,6 +67,8 @@ pub struct InputOptions {
     pub sample: Option<u64>,
     /// The seed of built-in corpora and of the choice of files.
     pub seed: u64,
+    /// Whether `-` is the standard input, which can be read only once. Otherwise it is a file of that name.
+    pub may_read_stdin: bool,
 }
 
 impl Default for InputOptions {
@@ -75,6 +79,7 @@ impl Default for InputOptions {
             on_bad_utf8: BadUtf8::Error,
             sample: None,
             seed: 1,
+            may_read_stdin: false,
         }
     }
 }
@@ -85,6 +90,8 @@ pub struct Inputs {
     sources: Vec<Source>,
     options: InputOptions,
     ignored_files: u64,
+    /// A task may have nothing to do, which is no mistake.
+    may_be_empty: bool,
 }
 
 /// One file or built-in corpus.
@@ -135,12 +142,29 @@ impl Inputs {
         }
         let mut found = specs::Found::default();
         for spec in specs {
-            specs::resolve(spec, &mut found)?;
+            specs::resolve(spec, options.may_read_stdin, &mut found)?;
         }
         if let Some(wanted) = options.sample {
             specs::sample(&mut found.sources, wanted, options.seed)?;
         }
-        Ok(Inputs { sources: found.sources, options: options.clone(), ignored_files: found.ignored })
+        Ok(Inputs {
+            sources: found.sources,
+            options: options.clone(),
+            ignored_files: found.ignored,
+            may_be_empty: false,
+        })
+    }
+
+    /// The share of one of several tasks: every `of`-th input, from the `task`-th on. It may be empty.
+    #[must_use]
+    pub fn task(mut self, task: u64, of: u64) -> Inputs {
+        let mut idx = 0;
+        self.sources.retain(|_| {
+            idx += 1;
+            (idx - 1) % of == task
+        });
+        self.may_be_empty |= of > 1;
+        self
     }
 
     /// The names of all inputs; a document's `file_idx` points here.
@@ -161,6 +185,11 @@ impl Inputs {
     /// The size of all inputs on disk, the total of [`Documents::bytes_read`].
     pub fn total_bytes(&self) -> u64 {
         self.sources.iter().map(|source| source.record.bytes).sum()
+    }
+
+    /// Whether reading them again would give the same, so that what was made of them need not be made again.
+    pub fn are_repeatable(&self) -> bool {
+        !self.options.may_read_stdin || !self.names().any(|name| name == open::STDIN)
     }
 
     /// How many files in folders were passed over because their kind is not known.
@@ -220,13 +249,7 @@ struct RawDocument {
 impl Documents<'_> {
     /// How many bytes of the inputs, as they lie on disk, have been read so far.
     pub fn bytes_read(&self) -> u64 {
-        let current = match &self.current {
-            None => 0,
-            Some(Reading::Pieces(pieces)) => pieces.bytes_read(),
-            Some(Reading::JsonLines(lines)) => lines.bytes_read(),
-            Some(Reading::Stories { position, .. }) => *position,
-        };
-        self.bytes_before + current
+        self.bytes_before + self.current.as_ref().map_or(0, Reading::bytes_read)
     }
 
     /// How many documents have been left out so far because they are not UTF-8.
@@ -294,6 +317,14 @@ impl Reading {
                 Reading::JsonLines(JsonLines::new(file, &options.text_key, options.on_bad_utf8))
             }
         })
+    }
+
+    fn bytes_read(&self) -> u64 {
+        match self {
+            Reading::Pieces(pieces) => pieces.bytes_read(),
+            Reading::JsonLines(lines) => lines.bytes_read(),
+            Reading::Stories { position, .. } => *position,
+        }
     }
 
     fn next(&mut self) -> Result<Option<RawDocument>> {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bzip2::bufread::MultiBzDecoder;
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
@@ -18,7 +19,11 @@ pub(super) enum Compression {
     None,
     Gzip,
     Zstd,
+    Bzip2,
 }
+
+/// What names the standard input.
+pub(super) const STDIN: &str = "-";
 
 /// A file being read: its decompressed bytes, and where in them we are.
 pub(super) struct OpenFile {
@@ -31,16 +36,21 @@ pub(super) struct OpenFile {
 
 impl OpenFile {
     pub(super) fn open(path: &Path, name: &str, compression: Compression) -> Result<OpenFile> {
-        let file = File::open(path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => Error::MissingInput { path: name.into() },
-            _ => Error::Read { path: path.to_path_buf(), source },
-        })?;
+        let file: Box<dyn Read + Send> = if name == STDIN {
+            Box::new(io::stdin())
+        } else {
+            Box::new(File::open(path).map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => Error::MissingInput { path: name.into() },
+                _ => Error::Read { path: path.to_path_buf(), source },
+            })?)
+        };
         let from_disk = Arc::new(AtomicU64::new(0));
         let counted = Counted { file, count: Arc::clone(&from_disk) };
         let buffered = |counted| BufReader::with_capacity(READ_BYTES, counted);
         let reader: Box<dyn Read + Send> = match compression {
             Compression::None => Box::new(counted),
             Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(counted))),
+            Compression::Bzip2 => Box::new(MultiBzDecoder::new(buffered(counted))),
             Compression::Zstd => {
                 Box::new(Zstd { source: buffered(counted), decoder: FrameDecoder::new(), in_frame: false })
             }
@@ -74,6 +84,17 @@ impl OpenFile {
         Ok(count)
     }
 
+    /// Appends up to `n_bytes` more bytes to `buffer`; zero at the end of the file.
+    pub(super) fn read_up_to(&mut self, n_bytes: usize, buffer: &mut Vec<u8>) -> Result<usize> {
+        let start = buffer.len();
+        buffer.reserve_exact(n_bytes);
+        let result = (&mut self.reader).take(n_bytes as u64).read_to_end(buffer);
+        let count = buffer.len() - start;
+        self.position += count as u64;
+        result.map_err(|source| self.error(source))?;
+        Ok(count)
+    }
+
     fn error(&self, source: io::Error) -> Error {
         // Errors of the disk carry a system code; those of a decompressor do not.
         if self.compression == Compression::None || source.raw_os_error().is_some() {
@@ -88,7 +109,7 @@ const READ_BYTES: usize = 256 * 1024;
 
 /// Counts what is read from a file.
 struct Counted {
-    file: File,
+    file: Box<dyn Read + Send>,
     count: Arc<AtomicU64>,
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use super::open::Compression;
+use super::open::{Compression, STDIN};
 use super::{Format, Source, SourceKind};
 use crate::error::{Error, Result};
 use crate::manifest::InputRecord;
@@ -21,7 +21,15 @@ pub(super) struct Found {
 }
 
 /// Adds everything that a spec names.
-pub(super) fn resolve(spec: &str, found: &mut Found) -> Result<()> {
+pub(super) fn resolve(spec: &str, may_read_stdin: bool, found: &mut Found) -> Result<()> {
+    if spec == STDIN && may_read_stdin {
+        let record = InputRecord { name: spec.into(), bytes: 0, modified_ns: 0 };
+        let (format, compression) = (Format::Text, Compression::None);
+        found
+            .sources
+            .push(Source { record, kind: SourceKind::File { path: spec.into(), format, compression } });
+        return Ok(());
+    }
     if let Some(name) = spec.strip_prefix("builtin:") {
         return resolve_builtin(spec, name, found);
     }
@@ -224,9 +232,9 @@ enum Kind {
 }
 
 /// Kinds that would be read as nonsense if they were taken for text.
-const UNSUPPORTED: [&str; 16] = [
-    "csv", "json", "parquet", "arrow", "xml", "bz2", "xz", "lz4", "zip", "tar", "tgz", "7z", "pdf", "docx",
-    "bin", "npy",
+const UNSUPPORTED: [&str; 15] = [
+    "csv", "json", "parquet", "arrow", "xml", "xz", "lz4", "zip", "tar", "tgz", "7z", "pdf", "docx", "bin",
+    "npy",
 ];
 
 fn classify(path: &Path) -> Kind {
@@ -236,6 +244,7 @@ fn classify(path: &Path) -> Kind {
     let (inner, compression) = match extension(path).as_str() {
         "gz" => (path.with_extension(""), Compression::Gzip),
         "zst" => (path.with_extension(""), Compression::Zstd),
+        "bz2" => (path.with_extension(""), Compression::Bzip2),
         _ => (path.to_path_buf(), Compression::None),
     };
     match extension(&inner).as_str() {

@@ -18,6 +18,12 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
 fn zstd(bytes: &[u8]) -> Vec<u8> {
     compress_to_vec(bytes, CompressionLevel::Fastest)
 }
@@ -104,6 +110,7 @@ fn compressed_files_read_as_their_content() {
         ("b.txt.zst", zstd(text.as_bytes())),
         ("c.jsonl.gz", gzip(row.as_bytes())),
         ("d.jsonl.zst", zstd(row.as_bytes())),
+        ("e.txt.bz2", bzip2(text.as_bytes())),
     ] {
         let path = file(&folder, name, bytes);
         assert_eq!(texts(&inputs(&[&path])).unwrap(), [text.as_str()], "{name}");
@@ -115,6 +122,8 @@ fn files_of_several_compressed_parts_are_read_to_the_end() {
     let folder = TempDir::new().unwrap();
     let path = file(&folder, "a.txt.gz", [gzip(b"one "), gzip(b"two")].concat());
     assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one two"]);
+    let path = file(&folder, "a.txt.bz2", [bzip2(b"one "), bzip2(b"two")].concat());
+    assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one two"]);
     let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"xyz"].concat();
     let path = file(&folder, "a.txt.zst", [zstd(b"one "), skippable, zstd(b"two")].concat());
     assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one two"]);
@@ -124,7 +133,8 @@ fn files_of_several_compressed_parts_are_read_to_the_end() {
 fn truncated_and_damaged_compressed_files_are_errors() {
     let folder = TempDir::new().unwrap();
     let text: Vec<u8> = (0..5_000u32).flat_map(|i| format!("line {}\n", i * i).into_bytes()).collect();
-    for (name, bytes) in [("a.txt.gz", gzip(&text)), ("a.txt.zst", zstd(&text))] {
+    for (name, bytes) in [("a.txt.gz", gzip(&text)), ("a.txt.zst", zstd(&text)), ("a.txt.bz2", bzip2(&text))]
+    {
         for length in [1, 5, 11, bytes.len() / 2, bytes.len() - 4, bytes.len() - 1] {
             let path = file(&folder, name, &bytes[..length]);
             let error = first_error(&path, &InputOptions::default());
@@ -225,7 +235,7 @@ fn what_cannot_be_found_is_no_input() {
 #[test]
 fn files_that_are_surely_not_text_are_refused_when_named() {
     let folder = TempDir::new().unwrap();
-    for name in ["a.parquet", "a.bz2", "a.csv.gz"] {
+    for name in ["a.parquet", "a.xz", "a.csv.gz"] {
         let path = file(&folder, name, "x");
         let error = inputs_with(&[&path], &InputOptions::default()).unwrap_err();
         assert!(matches!(error, Error::UnsupportedFormat { .. }), "{error}");
@@ -309,4 +319,74 @@ proptest! {
         let path = file(&folder, if zstandard { "a.txt.zst" } else { "a.txt.gz" }, bytes);
         let _ = texts(&inputs(&[&path]));
     }
+}
+
+/// The text of all chunks, and what they were cut into.
+fn chunked(inputs: &Inputs, lines: bool, chunk_bytes: usize) -> Result<(Vec<String>, u64)> {
+    let special = ["<|end|>".to_string()];
+    let cuts = ironmill_text::TextCuts::new(&ironmill_text::Pattern::Gpt2, &special, lines).unwrap();
+    let mut chunks = inputs.chunks(cuts, chunk_bytes, 1 << 20);
+    let (mut chunk, mut parts) = (Chunk::default(), Vec::new());
+    while chunks.next(&mut chunk)? {
+        parts.extend(chunk.parts().map(|(text, _)| text.to_string()));
+    }
+    assert_eq!(chunks.bytes_read(), inputs.total_bytes());
+    Ok((parts, chunks.documents()))
+}
+
+#[test]
+fn chunks_have_the_text_of_the_documents_however_small_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "\u{feff}Один, two!\nthree <|end|> it's 世界。 \n\n|  |naïve café|\n|ende".repeat(40);
+    let path = folder.path().join("a.txt");
+    std::fs::write(&path, &text).unwrap();
+    for separator in [None, Some("|".to_string()), Some("<|end|>".to_string())] {
+        let options = InputOptions { document_separator: separator.clone(), ..InputOptions::default() };
+        let inputs = Inputs::from_specs(&[path.display().to_string()], &options).unwrap();
+        let documents: Vec<String> = inputs.documents().map(|document| document.unwrap().text).collect();
+        for chunk_bytes in [1, 7, 64, 1000, 1 << 20] {
+            for lines in [false, true] {
+                let (parts, n_documents) = chunked(&inputs, lines, chunk_bytes).unwrap();
+                assert_eq!(parts.concat(), documents.concat(), "{separator:?} {chunk_bytes}");
+                assert_eq!(n_documents, documents.len() as u64, "{separator:?} {chunk_bytes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_obey_the_policy_for_bad_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    std::fs::write(&path, b"one two\xff three\n\xe4\xb8".repeat(3)).unwrap();
+    let read = |on_bad_utf8| {
+        let options = InputOptions { on_bad_utf8, ..InputOptions::default() };
+        let inputs = Inputs::from_specs(&[path.display().to_string()], &options).unwrap();
+        let whole: String =
+            inputs.documents().map(|document| document.map_or(String::new(), |d| d.text)).collect();
+        [3, 1000].map(|chunk_bytes| {
+            chunked(&inputs, false, chunk_bytes).map(|(parts, _)| (parts.concat(), whole.clone()))
+        })
+    };
+    for result in read(BadUtf8::Replace) {
+        let (parts, whole) = result.unwrap();
+        assert_eq!(parts, whole);
+    }
+    for result in read(BadUtf8::Error) {
+        assert!(matches!(result, Err(Error::BadUtf8 { offset: 7, .. })), "{result:?}");
+    }
+    for result in read(BadUtf8::Skip) {
+        assert!(matches!(result, Err(Error::EmptyCorpus { .. })), "{result:?}");
+    }
+}
+
+#[test]
+fn text_that_cannot_be_cut_and_does_not_fit_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    std::fs::write(&path, "x".repeat(3 << 20)).unwrap();
+    let inputs = Inputs::from_specs(&[path.display().to_string()], &InputOptions::default()).unwrap();
+    let error = chunked(&inputs, false, 1 << 16).unwrap_err();
+    assert!(matches!(error, Error::DocumentTooLong { .. }), "{error}");
+    assert!(error.to_string().contains("--memory"), "{error}");
 }

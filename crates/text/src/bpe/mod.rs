@@ -1,7 +1,9 @@
 //! Byte-pair encoding over bytes: the vocabulary, its merges, and how pieces become tokens.
 
 pub(crate) mod json;
+pub(crate) mod learn;
 mod merge;
+pub(crate) mod reference;
 pub(crate) mod train;
 mod vocabulary;
 

@@ -20,6 +20,7 @@ pub(super) struct Vocabulary {
     pub(super) byte_ids: [u32; 256],
     /// What no merge may spell, because a tokenizer.json could not tell it from a special token.
     reserved: HashSet<Vec<u8>>,
+    max_reserved: usize,
     max_token_length: usize,
 }
 
@@ -46,7 +47,8 @@ impl Vocabulary {
             ids.insert(token, id);
         }
         let max_token_length = options.max_token_length.unwrap_or(usize::MAX);
-        Ok(Self { tokens, ids, byte_ids, reserved, max_token_length })
+        let max_reserved = reserved.iter().map(Vec::len).max().unwrap_or(0);
+        Ok(Self { tokens, ids, byte_ids, reserved, max_reserved, max_token_length })
     }
 
     fn bytes(&self, (left, right): Pair) -> (&Rc<[u8]>, &Rc<[u8]>) {
@@ -60,8 +62,17 @@ impl Vocabulary {
 
     pub(super) fn allows(&self, pair: Pair) -> bool {
         let (left, right) = self.bytes(pair);
-        left.len() + right.len() <= self.max_token_length
-            && (self.reserved.is_empty() || !self.reserved.contains(&self.joined(pair)))
+        let n_bytes = left.len() + right.len();
+        n_bytes <= self.max_token_length
+            && (n_bytes > self.max_reserved || !self.reserved.contains(&self.joined(pair)))
+    }
+
+    /// The rank of a token by plain byte ids: merges come after the bytes and keep their order among themselves.
+    pub(super) fn raw_rank(&self, id: u32) -> u32 {
+        match *self.tokens[id as usize] {
+            [byte] => u32::from(byte),
+            _ => id.saturating_add(256),
+        }
     }
 
     /// The token that the pair becomes: a new one, or the one that has these bytes already.
@@ -76,14 +87,9 @@ impl Vocabulary {
     }
 
     pub(super) fn tie_key(&self, (left, right): Pair, ties: Ties) -> TieKey {
-        let raw_rank = |id: u32| match &*self.tokens[id as usize] {
-            // Merges have higher ids than bytes, and keep their order among themselves.
-            [byte] => u32::from(*byte),
-            _ => id.saturating_add(256),
-        };
         match ties {
             Ties::Hf => TieKey::SmallestRanks(Reverse((left, right))),
-            Ties::Raw => TieKey::SmallestRanks(Reverse((raw_rank(left), raw_rank(right)))),
+            Ties::Raw => TieKey::SmallestRanks(Reverse((self.raw_rank(left), self.raw_rank(right)))),
             Ties::Bytes => {
                 let (left, right) = self.bytes((left, right));
                 TieKey::GreatestBytes(Rc::clone(left), Rc::clone(right))

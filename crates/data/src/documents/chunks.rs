@@ -1,0 +1,333 @@
+//! The text of a corpus in chunks of bounded size, for whoever counts pieces and needs no whole documents.
+//!
+//! A document that is longer than a chunk is cut where that changes no piece; what cannot be cut is held whole. A file that is
+//! text is never held whole otherwise.
+
+use std::ops::Range;
+
+use ironmill_text::TextCuts;
+use memchr::memmem::Finder;
+
+use super::open::OpenFile;
+use super::{BadUtf8, Format, Inputs, RawDocument, Reading, SourceKind};
+use crate::error::{Error, Result};
+
+/// A stretch of text from one input.
+#[derive(Debug, Default)]
+pub struct Chunk {
+    text: String,
+    parts: Vec<ChunkPart>,
+    file_idx: usize,
+}
+
+/// A document, or a part of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ChunkPart {
+    range: Range<usize>,
+    position: u64,
+}
+
+impl Chunk {
+    /// The documents, or parts of documents, and where in its file each starts.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.parts.iter().map(|part| (&self.text[part.range.clone()], part.position))
+    }
+
+    /// Which of the inputs it comes from.
+    pub fn file_idx(&self) -> usize {
+        self.file_idx
+    }
+}
+
+/// The chunks of a corpus, in order. After an error it is not to be used.
+pub struct TextChunks<'a> {
+    inputs: &'a Inputs,
+    cuts: TextCuts,
+    /// How much text makes a chunk.
+    chunk_bytes: usize,
+    /// The most text that is held whole because it cannot be cut.
+    max_bytes: usize,
+    next_source: usize,
+    current: Option<Current>,
+    bytes_before: u64,
+    documents: u64,
+    skipped: u64,
+}
+
+enum Current {
+    /// Cut wherever that is allowed.
+    Streamed(Box<Streamed>),
+    /// By whole documents.
+    Whole(Box<Reading>),
+}
+
+/// A text file being read.
+struct Streamed {
+    file: OpenFile,
+    finder: Option<Finder<'static>>,
+    /// What was read and not yet given out.
+    pending: Vec<u8>,
+    /// Where in the file that starts.
+    position: u64,
+    /// Whether a part of the document at the start of `pending` was given out.
+    in_document: bool,
+    ended: bool,
+}
+
+/// How much is read at once.
+const READ_BYTES: usize = 1 << 20;
+
+impl Inputs {
+    /// The text of all inputs in chunks of about `chunk_bytes`, cut by `cuts`; more than `max_bytes` that cannot be cut is
+    /// an error.
+    pub fn chunks(&self, cuts: TextCuts, chunk_bytes: usize, max_bytes: usize) -> TextChunks<'_> {
+        TextChunks {
+            inputs: self,
+            cuts,
+            chunk_bytes,
+            max_bytes,
+            next_source: 0,
+            current: None,
+            bytes_before: 0,
+            documents: 0,
+            skipped: 0,
+        }
+    }
+}
+
+impl TextChunks<'_> {
+    /// Goes to the next chunk, whose memory is used again; `false` at the end.
+    pub fn next(&mut self, chunk: &mut Chunk) -> Result<bool> {
+        loop {
+            chunk.parts.clear();
+            let Some(current) = &mut self.current else {
+                let Some(source) = self.inputs.sources.get(self.next_source) else {
+                    let is_empty = self.documents == 0 && !self.inputs.may_be_empty;
+                    return if is_empty { Err(self.inputs.empty()) } else { Ok(false) };
+                };
+                let options = &self.inputs.options;
+                self.current = Some(match &source.kind {
+                    // Whether a document is left out is known only at its end.
+                    SourceKind::File { path, format: Format::Text, compression }
+                        if options.on_bad_utf8 != BadUtf8::Skip =>
+                    {
+                        let file = OpenFile::open(path, &source.record.name, *compression)?;
+                        Current::Streamed(Box::new(Streamed::new(
+                            file,
+                            options.document_separator.as_deref(),
+                        )))
+                    }
+                    _ => Current::Whole(Box::new(Reading::open(source, options)?)),
+                });
+                self.next_source += 1;
+                continue;
+            };
+            let file_idx = self.next_source - 1;
+            let source = &self.inputs.sources[file_idx];
+            chunk.file_idx = file_idx;
+            let has_more = match current {
+                Current::Streamed(streamed) => {
+                    let policy = self.inputs.options.on_bad_utf8;
+                    let (n_documents, has_more) =
+                        streamed.next(chunk, &self.cuts, self.chunk_bytes, self.max_bytes, policy)?;
+                    self.documents += n_documents;
+                    has_more
+                }
+                Current::Whole(reading) => {
+                    let mut text = std::mem::take(&mut chunk.text);
+                    text.clear();
+                    let mut has_more = true;
+                    while text.len() < self.chunk_bytes {
+                        let Some(RawDocument { position, bytes }) = reading.next()? else {
+                            has_more = false;
+                            break;
+                        };
+                        if bytes.len() > self.max_bytes {
+                            return Err(too_long(&source.record.name, position, bytes.len(), self.max_bytes));
+                        }
+                        let policy = self.inputs.options.on_bad_utf8;
+                        let Some(document) = policy.apply(bytes, &source.record.name, position)? else {
+                            self.skipped += 1;
+                            continue;
+                        };
+                        if !is_blank(&document) {
+                            let start = text.len();
+                            text.push_str(&document);
+                            chunk.parts.push(ChunkPart { range: start..text.len(), position });
+                            self.documents += 1;
+                        }
+                    }
+                    chunk.text = text;
+                    has_more
+                }
+            };
+            if !has_more {
+                self.current = None;
+                self.bytes_before += source.record.bytes;
+            }
+            if !chunk.parts.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// How many bytes of the inputs, as they lie on disk, have been read so far.
+    pub fn bytes_read(&self) -> u64 {
+        let current = match &self.current {
+            None => 0,
+            Some(Current::Streamed(streamed)) => streamed.file.bytes_from_disk(),
+            Some(Current::Whole(reading)) => reading.bytes_read(),
+        };
+        self.bytes_before + current
+    }
+
+    /// How many files have been begun.
+    pub fn files_begun(&self) -> u64 {
+        self.next_source as u64
+    }
+
+    /// How many documents have been given out so far.
+    pub fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    /// How many documents have been left out so far because they are not UTF-8.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+}
+
+impl Streamed {
+    fn new(file: OpenFile, separator: Option<&str>) -> Self {
+        let finder = separator.map(|separator| Finder::new(separator.as_bytes()).into_owned());
+        Self { file, finder, pending: Vec::new(), position: 0, in_document: false, ended: false }
+    }
+
+    /// Fills the chunk; says how many documents ended in it, and whether there may be more.
+    fn next(
+        &mut self,
+        chunk: &mut Chunk,
+        cuts: &TextCuts,
+        chunk_bytes: usize,
+        max_bytes: usize,
+        policy: BadUtf8,
+    ) -> Result<(u64, bool)> {
+        let mut wanted = chunk_bytes;
+        loop {
+            self.read_until(wanted)?;
+            // A character that the end of what was read cuts in two waits for its other half.
+            let n_waiting = if self.ended { 0 } else { n_incomplete(&self.pending) };
+            let waiting = self.pending.split_off(self.pending.len() - n_waiting);
+            let text = self.valid_text(policy)?;
+            let (given, n_documents) = self.cut(&text, chunk, cuts);
+            if given == 0 && !self.ended {
+                if text.len() > max_bytes {
+                    return Err(too_long(self.file.name(), self.position, text.len(), max_bytes));
+                }
+                self.pending = text.into_bytes();
+                self.pending.extend_from_slice(&waiting);
+                wanted = self.pending.len() * 2;
+                continue;
+            }
+            // The chunk's old memory is the next buffer, so that nothing is copied but what is left behind the cut.
+            self.pending = std::mem::replace(&mut chunk.text, text).into_bytes();
+            self.pending.clear();
+            self.pending.extend_from_slice(&chunk.text.as_bytes()[given..]);
+            self.pending.extend_from_slice(&waiting);
+            self.position += given as u64;
+            return Ok((n_documents, !self.ended || !self.pending.is_empty()));
+        }
+    }
+
+    fn read_until(&mut self, wanted: usize) -> Result<()> {
+        while !self.ended && self.pending.len() < wanted {
+            self.ended = self.file.read_up_to(READ_BYTES.min(wanted), &mut self.pending)? == 0;
+            if self.position == 0 && self.pending.starts_with(BYTE_ORDER_MARK) {
+                self.pending.drain(..BYTE_ORDER_MARK.len());
+                self.position = BYTE_ORDER_MARK.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is pending as text under the policy. Where something was replaced, later positions are those after replacing.
+    fn valid_text(&mut self, policy: BadUtf8) -> Result<String> {
+        String::from_utf8(std::mem::take(&mut self.pending)).or_else(|error| match policy {
+            BadUtf8::Replace => Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()),
+            _ => {
+                let offset = self.position + error.utf8_error().valid_up_to() as u64;
+                Err(Error::BadUtf8 { file: self.file.name().into(), offset })
+            }
+        })
+    }
+
+    /// Notes the documents in `text`, and the part of the last one up to where it may be cut if it is not complete. Gives how
+    /// much of the text that is, and how many documents ended.
+    fn cut(&mut self, text: &str, chunk: &mut Chunk, cuts: &TextCuts) -> (usize, u64) {
+        let mut start = 0;
+        let mut n_documents = 0;
+        let mut note = |range: Range<usize>, is_whole: bool, in_document: &mut bool| {
+            let position = self.position + range.start as u64;
+            if *in_document || !is_blank(&text[range.clone()]) {
+                if !range.is_empty() {
+                    chunk.parts.push(ChunkPart { range, position });
+                }
+                n_documents += u64::from(is_whole);
+                *in_document = !is_whole;
+            }
+        };
+        if let Some(finder) = &self.finder {
+            for found in finder.find_iter(text.as_bytes()) {
+                note(start..found, true, &mut self.in_document);
+                start = found + finder.needle().len();
+            }
+        }
+        if self.ended {
+            if start < text.len() || self.in_document {
+                note(start..text.len(), true, &mut self.in_document);
+            }
+            return (text.len(), n_documents);
+        }
+        // A separator may begin in the last bytes.
+        let overlap = self.finder.as_ref().map_or(0, |finder| finder.needle().len() - 1);
+        let end = text.floor_char_boundary(text.len().saturating_sub(overlap)).max(start);
+        let open = &text[start..end];
+        if let Some(cut) = cuts.last(open).filter(|&cut| !is_blank(&open[..cut])) {
+            note(start..start + cut, false, &mut self.in_document);
+            start += cut;
+        }
+        (start, n_documents)
+    }
+}
+
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// How many bytes at the end may be the start of a character.
+fn n_incomplete(bytes: &[u8]) -> usize {
+    let last = &bytes[bytes.len().saturating_sub(3)..];
+    match std::str::from_utf8(last) {
+        Ok(_) => 0,
+        // The first of these bytes may be in the middle of a character, which is no concern here.
+        Err(_) => (1..=last.len())
+            .find(|&n| {
+                let end = &last[last.len() - n..];
+                end[0] >= 0xc0
+                    && std::str::from_utf8(end)
+                        .is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+            })
+            .unwrap_or(0),
+    }
+}
+
+fn too_long(file: &str, position: u64, n_bytes: usize, max_bytes: usize) -> Error {
+    Error::DocumentTooLong {
+        file: file.into(),
+        position,
+        n_bytes: n_bytes as u64,
+        max_bytes: max_bytes as u64,
+    }
+}
+
+fn is_blank(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_whitespace())
+}

@@ -1,0 +1,201 @@
+//! Hand-written scanners for the built-in patterns: linear time, the same pieces as the regex engine.
+//!
+//! Text is looked at through a window of 64 bytes that starts where a piece starts. Vector instructions turn the window into
+//! masks of character classes, and a few dozen operations on 64-bit words give the starts of all pieces that the window
+//! shows with certainty; the next window starts at the last of them. So there is no state between windows. What a window does
+//! not decide (a piece longer than it, a combination of marks, the last bytes of a text) goes through a walk over characters,
+//! one piece at a time.
+
+mod classes;
+mod piece;
+mod rules;
+mod simd;
+mod window;
+
+use crate::pattern::Pattern;
+use classes::{Class, Classes};
+use piece::end_of_piece;
+pub(crate) use simd::Instructions;
+use window::{Masks, WINDOW};
+
+/// Which rules a scanner follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    Gpt2,
+    Cl100k { max_digits: usize },
+    O200k,
+}
+
+/// Cuts valid UTF-8 into the pieces of a built-in pattern. Clones share their table.
+#[derive(Debug, Clone)]
+pub(crate) struct Scanner {
+    rules: Rules,
+    classes: Classes,
+    instructions: Instructions,
+}
+
+/// The ends of consecutive pieces, a bounded number at a time.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    ends: [usize; ROOM],
+    len: usize,
+}
+
+/// How many pieces are found before they are used: enough to amortise starting again, few enough for the first cache.
+const BATCH: usize = 1024;
+
+/// A window adds up to 64 ends after the batch is all but full, and they are written eight at a time.
+const ROOM: usize = BATCH + 2 * WINDOW;
+
+impl Ends {
+    pub(crate) fn new() -> Self {
+        Self { ends: [0; ROOM], len: 0 }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[usize] {
+        &self.ends[..self.len]
+    }
+
+    fn is_full(&self) -> bool {
+        self.len >= BATCH
+    }
+
+    #[inline(always)]
+    fn push(&mut self, end: usize) {
+        self.ends[self.len] = end;
+        self.len += 1;
+    }
+
+    /// Adds `base` plus the place of every set bit. Eight are written whether they are there or not, because a loop that
+    /// ends after an unpredictable number of rounds costs more than the rounds.
+    #[inline(always)]
+    fn push_bits(&mut self, base: usize, mut bits: u64) {
+        let count = bits.count_ones() as usize;
+        let Some(room) = self.ends.get_mut(self.len..self.len + WINDOW) else { return };
+        for eight in room.chunks_exact_mut(8) {
+            for end in eight {
+                *end = base + bits.trailing_zeros() as usize;
+                bits &= bits.wrapping_sub(1);
+            }
+            if bits == 0 {
+                break;
+            }
+        }
+        self.len += count;
+    }
+}
+
+impl Scanner {
+    /// A scanner for a built-in pattern; none for a regular expression of the user's.
+    pub(crate) fn new(pattern: &Pattern) -> Option<Self> {
+        Self::with_instructions(pattern, Instructions::detect())
+    }
+
+    /// A scanner that uses `instructions`, which must be among those [available](Instructions::available).
+    fn with_instructions(pattern: &Pattern, instructions: Instructions) -> Option<Self> {
+        let rules = match pattern {
+            Pattern::Gpt2 => Rules::Gpt2,
+            Pattern::Cl100k | Pattern::Llama3 => Rules::Cl100k { max_digits: 3 },
+            Pattern::Qwen2 => Rules::Cl100k { max_digits: 1 },
+            Pattern::O200k => Rules::O200k,
+            Pattern::Regex(_) => return None,
+        };
+        Some(Self { rules, classes: Classes::new(), instructions })
+    }
+
+    /// Finds the ends of pieces from `from`, where a piece must start, until the batch is full or the text ends.
+    ///
+    /// The last end is where to go on.
+    pub(crate) fn ends(&self, text: &str, from: usize, ends: &mut Ends) {
+        ends.len = 0;
+        simd::fill(self, text, from, ends);
+    }
+
+    /// The last place in `text` at which it can be cut into two texts that together have the same pieces, whatever follows.
+    ///
+    /// That is behind a letter that something other than a letter, mark or apostrophe follows: a run of letters ends there
+    /// for every pattern, and a run of whatever follows starts there.
+    pub(crate) fn last_cut(&self, text: &str) -> Option<usize> {
+        let mut later: Option<char> = None;
+        for (at, character) in text.char_indices().rev() {
+            let class = self.class_of(character);
+            if class.is_letter()
+                && let Some(next) = later
+            {
+                let next_class = self.class_of(next);
+                if !next_class.is_letter() && next_class != Class::Mark && next != '\'' {
+                    return Some(at + character.len_utf8());
+                }
+            }
+            later = Some(character);
+        }
+        None
+    }
+
+    fn class_of(&self, character: char) -> Class {
+        let mut bytes = [0; 4];
+        self.classes.at(character.encode_utf8(&mut bytes).as_bytes(), 0).0
+    }
+
+    #[inline(always)]
+    fn fill(
+        &self,
+        text: &str,
+        from: usize,
+        ends: &mut Ends,
+        masks_of: impl Fn(&[u8; WINDOW]) -> Masks,
+    ) -> usize {
+        match self.rules {
+            Rules::Gpt2 => self.fill_by(text, from, ends, masks_of, rules::gpt2),
+            Rules::Cl100k { max_digits: 1 } => {
+                self.fill_by(text, from, ends, masks_of, |masks, text, whole| {
+                    rules::cl100k(masks, text, whole, 1)
+                })
+            }
+            Rules::Cl100k { max_digits } => self.fill_by(text, from, ends, masks_of, |masks, text, whole| {
+                rules::cl100k(masks, text, whole, max_digits)
+            }),
+            Rules::O200k => self.fill_by(text, from, ends, masks_of, rules::o200k),
+        }
+    }
+
+    #[inline(always)]
+    fn fill_by(
+        &self,
+        text: &str,
+        from: usize,
+        ends: &mut Ends,
+        masks_of: impl Fn(&[u8; WINDOW]) -> Masks,
+        pieces_of: impl Fn(&Masks, &[u8], usize) -> (u64, usize),
+    ) -> usize {
+        let text = text.as_bytes();
+        let mut start = from;
+        while start < text.len() && !ends.is_full() {
+            if let Some(window) = text[start..].first_chunk::<WINDOW>() {
+                let mut masks = masks_of(window);
+                let mut whole = WINDOW;
+                if masks.wide != 0 {
+                    whole = masks.add_wide(window, &self.classes);
+                }
+                let (pieces, known) = pieces_of(&masks, &text[start..], whole);
+                // The first piece's own start ends nothing.
+                let found = if known == 0 { 0 } else { pieces & (u64::MAX >> (WINDOW - known)) & !1 };
+                if found != 0 {
+                    ends.push_bits(start, found);
+                    start += WINDOW - 1 - found.leading_zeros() as usize;
+                    continue;
+                }
+            }
+            // What stopped one window would mostly stop the next one too, so go past it.
+            let past = text.len().min(start + WINDOW / 2);
+            while start < past && !ends.is_full() {
+                start = end_of_piece(self.rules, &self.classes, text, start);
+                ends.push(start);
+            }
+        }
+        start
+    }
+}
+
+#[cfg(test)]
+mod tests;
