@@ -86,6 +86,19 @@ pub(super) fn open(needed: Needed, folders: &[PathBuf]) -> Option<Found> {
     here.chain(there).find_map(|path| load(&path).map(|library| Found { library, path }))
 }
 
+/// Opens the libraries beside one that was found in a folder of the caller's whose names begin so. The vendor's libraries open each
+/// other by name alone: one that is open already is found, wherever it lies.
+pub(super) fn open_beside(found: &Path, beginning: &str) -> Vec<Library> {
+    let folder = found.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(beginning)))
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    paths.iter().filter_map(|path| load(path)).collect()
+}
+
 fn load(path: &Path) -> Option<Library> {
     // SAFETY: opening runs the library's initialisers. These are the vendor's own, made to be opened by any program.
     unsafe { Library::new(path) }.ok()

@@ -113,10 +113,39 @@ struct TrainingState {
 }
 
 /// The forward and backward of one micro-batch.
-#[derive(Clone, Copy)]
 struct Micro {
     program: ProgramId,
     inputs: MicroInputs,
+    sent: Sent,
+}
+
+/// What a micro-batch was last told of its targets' weights and its tokens' places. It is nearly always the same from step to
+/// step, and is sent again only when it is not.
+#[derive(Default)]
+struct Sent {
+    positions: Vec<u32>,
+    weights: Vec<f32>,
+    borders: Vec<u32>,
+}
+
+impl Sent {
+    fn with_room(tokens: usize) -> Self {
+        Sent {
+            positions: Vec::with_capacity(tokens),
+            weights: Vec::with_capacity(tokens),
+            borders: Vec::with_capacity(tokens),
+        }
+    }
+}
+
+/// Whether numbers differ from those that were last sent, which they then replace.
+fn is_new<T: Copy + PartialEq>(sent: &mut Vec<T>, numbers: &[T]) -> bool {
+    if sent == numbers {
+        return false;
+    }
+    sent.clear();
+    sent.extend_from_slice(numbers);
+    true
 }
 
 #[derive(Clone, Copy)]
@@ -141,7 +170,8 @@ impl Trainer {
         for &length in options.lengths.iter().rev() {
             let mut compile = |add: bool| -> Result<Micro> {
                 let (graph, inputs) = micro_graph(&model, state, &options, length, add)?;
-                Ok(Micro { program: runtime.compile(graph, &passes)?, inputs })
+                let sent = Sent::with_room(options.micro_rows * length);
+                Ok(Micro { program: runtime.compile(graph, &passes)?, inputs, sent })
             };
             micros.push((length, [compile(false)?, compile(true)?]));
         }
@@ -292,26 +322,32 @@ impl Trainer {
         let seed = (self.scale.factor() / counted.max(1) as f64) as f32;
         let rows = self.options.micro_rows;
         let length = batch.ids.len() / self.options.rows;
-        let Some(&(_, micros)) = self.micros.iter().find(|micro| micro.0 == length) else {
+        let Some((_, micros)) = self.micros.iter_mut().find(|micro| micro.0 == length) else {
             let reason = format!("samples must be of one of the lengths {:?}", self.options.lengths);
             return Err(Error::Setting { key: "context", value: length.to_string(), reason });
         };
         for index in 0..self.options.rows / rows {
-            let Micro { program, inputs } = micros[index.min(1)];
+            let Micro { program, inputs, sent } = &mut micros[index.min(1)];
+            let (program, inputs) = (*program, *inputs);
             let (tokens, samples) =
                 (index * rows * length..(index + 1) * rows * length, index * rows..(index + 1) * rows);
             let runtime = &mut self.engine.runtime;
             let key = [self.dropout_key[0], self.dropout_key[1], self.step as u32];
             runtime.write(program, inputs.batch.ids, HostData::U32(&batch.ids[tokens.clone()]))?;
             runtime.write(program, inputs.batch.targets, HostData::U32(&batch.targets[tokens.clone()]))?;
-            runtime.write(
-                program,
-                inputs.batch.positions,
-                HostData::U32(&batch.positions[tokens.clone()]),
-            )?;
-            runtime.write(program, inputs.batch.weights, HostData::F32(&batch.weights[tokens.clone()]))?;
-            if let Some(borders) = inputs.borders {
-                runtime.write(program, borders, HostData::U32(&batch.borders[tokens]))?;
+            let [positions, borders] =
+                [&batch.positions, &batch.borders].map(|numbers| &numbers[tokens.clone()]);
+            if is_new(&mut sent.positions, positions) {
+                runtime.write(program, inputs.batch.positions, HostData::U32(positions))?;
+            }
+            let weights = &batch.weights[tokens];
+            if is_new(&mut sent.weights, weights) {
+                runtime.write(program, inputs.batch.weights, HostData::F32(weights))?;
+            }
+            if let Some(input) = inputs.borders
+                && is_new(&mut sent.borders, borders)
+            {
+                runtime.write(program, input, HostData::U32(borders))?;
             }
             runtime.write(program, inputs.samples, HostData::U32(&batch.samples[samples]))?;
             runtime.write(program, inputs.key, HostData::U32(&key))?;
