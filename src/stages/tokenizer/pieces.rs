@@ -202,7 +202,8 @@ impl Shared<'_> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(ironmill_data::Error::Stopped.into());
         }
-        let has_more = chunks.next(chunk)?;
+        // Told before the lock is let go: what another thread found behind an error would hide it.
+        let has_more = chunks.next(chunk).inspect_err(|_| self.has_failed.store(true, Ordering::Relaxed))?;
         self.show.advance(chunks.bytes_read() - *told);
         *told = chunks.bytes_read();
         Ok(has_more)
