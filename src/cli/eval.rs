@@ -37,7 +37,7 @@ pub struct Args {
     /// The tokenizer [default: the model's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Where to run: auto, cpu or reference
+    /// Where to run: auto, cpu, cuda, cuda:1 … or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
 }

@@ -85,9 +85,6 @@ pub trait Device: Send {
     /// Bytes an element of this type takes in this device's memory.
     fn element_bytes(&self, dtype: DType) -> usize;
 
-    /// Whether tensors of this type are kept as such: then activations and weights can be in it, else only products.
-    fn stores(&self, dtype: DType) -> bool;
-
     /// New memory, zeroed, aligned to 256 bytes.
     fn allocate(&mut self, bytes: usize) -> Result<BufferId>;
 

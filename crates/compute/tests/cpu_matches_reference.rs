@@ -4,8 +4,7 @@ mod cases;
 
 use cases::{Case, Data, PRODUCTS, all, compare, indices, largest, random, reals, run};
 use ironmill_compute::{
-    Cpu, DType, Device, Error, IGNORED, Kernel, LossShape, Op, Reference, Result, TensorType,
-    cpu::InstructionSet,
+    Cpu, DType, Device, Error, Kernel, Op, Reference, Result, TensorType, cpu::InstructionSet,
 };
 
 fn cpu(threads: usize, set: InstructionSet) -> Option<Cpu> {
@@ -84,28 +83,7 @@ fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
 #[test]
 fn an_id_outside_the_table_is_an_error_that_names_it() {
     let mut cpu = Cpu::new(2).unwrap();
-    let mut check = |op: Op, inputs: Vec<cases::Tensor>, expected: (usize, usize)| {
-        let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.of).collect();
-        let outputs = op.outputs(&types).unwrap().iter().map(|of| random(of.shape.dims(), 1)).collect();
-        let case = Case { kernel: Kernel::Op(op), inputs, outputs, terms: 1 };
-        match run(&mut cpu, &case) {
-            Err(Error::IndexOutOfRange { index, rows, .. }) => assert_eq!((index, rows), expected),
-            other => panic!("{other:?}"),
-        }
-    };
-    check(Op::Embed, vec![random(&[5, 2], 1), indices(&[3], vec![4, 5, 0])], (5, 5));
-    check(
-        Op::EmbedGrad { rows: 5 },
-        vec![indices(&[1], vec![u32::MAX]), random(&[1, 2], 1)],
-        (u32::MAX as usize, 5),
-    );
-    let logits = || vec![random(&[2, 3], 1), indices(&[2], vec![IGNORED, 3]), random(&[2], 2)];
-    check(Op::CrossEntropy(LossShape::default()), logits(), (3, 3));
-    let mut inputs = logits();
-    inputs.extend([random(&[2], 3), random(&[2], 4)]);
-    check(Op::CrossEntropyGrad(LossShape::default()), inputs, (3, 3));
-    let turned = vec![random(&[1, 2, 4], 1), indices(&[1, 2], vec![6, 7]), random(&[7, 4], 2)];
-    check(Op::Rope { inverse: false }, turned, (7, 7));
+    cases::check_ids_outside_tables(&mut cpu);
 }
 
 /// A number that went wrong must reach the loss, where it is seen, and not end at a comparison.

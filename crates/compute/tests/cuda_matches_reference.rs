@@ -5,10 +5,8 @@
 
 mod cases;
 
-use cases::{Case, all, attentions_in_whole_tiles, compare_within, indices, random, run};
-use ironmill_compute::{
-    AttentionBy, Cuda, CudaOptions, DType, Device, Error, IGNORED, Kernel, LossShape, Op, TensorType,
-};
+use cases::{Case, all, attentions_in_whole_tiles, compare_within, run};
+use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error};
 
 fn cuda() -> Option<Cuda> {
     cuda_with(AttentionBy::Fastest)
@@ -124,25 +122,7 @@ fn check_cudnn(of: DType) {
 #[test]
 fn an_id_outside_the_table_is_an_error_that_names_it() {
     let Some(mut cuda) = cuda() else { return };
-    let mut check = |op: Op, inputs: Vec<cases::Tensor>, expected: (usize, usize)| {
-        let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.of).collect();
-        let outputs = op.outputs(&types).unwrap().iter().map(|of| random(of.shape.dims(), 1)).collect();
-        let case = Case { kernel: Kernel::Op(op), inputs, outputs, terms: 1 };
-        match run(&mut cuda, &case) {
-            Err(Error::IndexOutOfRange { index, rows, .. }) => assert_eq!((index, rows), expected),
-            other => panic!("{other:?}"),
-        }
-    };
-    check(Op::Embed, vec![random(&[5, 2], 1), indices(&[3], vec![4, 5, 0])], (5, 5));
-    check(
-        Op::EmbedGrad { rows: 5 },
-        vec![indices(&[1], vec![u32::MAX]), random(&[1, 2], 1)],
-        (u32::MAX as usize, 5),
-    );
-    let logits = || vec![random(&[2, 3], 1), indices(&[2], vec![IGNORED, 3]), random(&[2], 2)];
-    check(Op::CrossEntropy(LossShape::default()), logits(), (3, 3));
-    let turned = vec![random(&[1, 2, 4], 1), indices(&[1, 2], vec![6, 7]), random(&[7, 4], 2)];
-    check(Op::Rope { inverse: false }, turned, (7, 7));
+    cases::check_ids_outside_tables(&mut cuda);
 }
 
 #[test]

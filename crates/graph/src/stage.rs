@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn fused_kernels_belong_to_the_stage_of_their_main_part() {
         let mut g = program();
-        fuse::apply(&mut g, 1 << 24);
+        fuse::apply(&mut g, ironmill_compute::kernel::PROCESSOR_LOGITS);
         assert_eq!(stages(&g, "head_loss"), [Stage::Head]);
         assert_eq!(stages(&g, "add_layer_norm"), [Stage::Norm]);
         let into = |node: &&crate::Node| matches!(node.kernel, Kernel::OpInto { .. });

@@ -153,10 +153,6 @@ impl Device for Cpu {
         dtype.bytes()
     }
 
-    fn stores(&self, dtype: DType) -> bool {
-        dtype.bytes() == size_of::<f32>()
-    }
-
     fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
         self.memory.allocate(bytes)
     }

@@ -544,10 +544,6 @@ impl Device for Cuda {
         dtype.bytes()
     }
 
-    fn stores(&self, _dtype: DType) -> bool {
-        true
-    }
-
     fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
         self.driver.make_current(self.context)?;
         let address = self.driver.allocate(bytes)?;

@@ -254,11 +254,6 @@ impl Device for Reference {
         ELEMENT_BYTES
     }
 
-    fn stores(&self, dtype: DType) -> bool {
-        // Everything is kept in f64; rounding to narrower types is a way of checking, not of saving memory.
-        !matches!(dtype, DType::BF16 | DType::F16)
-    }
-
     fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
         let mut buffer = Vec::new();
         let elements = bytes.div_ceil(ELEMENT_BYTES);

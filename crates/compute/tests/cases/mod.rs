@@ -12,7 +12,8 @@ pub use list::attentions_in_whole_tiles;
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
 
 use ironmill_compute::{
-    DType, Device, HostData, IGNORED, Kernel, Launch, Op, Reference, Result, SequenceId, TensorType, View,
+    DType, Device, Error, HostData, IGNORED, Kernel, Launch, LossShape, Op, Reference, Result, SequenceId,
+    TensorType, View,
     philox::{normal_pair, philox},
 };
 
@@ -295,6 +296,37 @@ pub fn run(device: &mut dyn Device, case: &Case) -> Result<Vec<Vec<f64>>> {
         }
     }
     Ok(results)
+}
+
+/// An id outside the table that it indexes is an error that names both, in every kernel that has such ids.
+pub fn check_ids_outside_tables(device: &mut dyn Device) {
+    let mut check = |op: Op, inputs: Vec<Tensor>, expected: (usize, usize)| {
+        let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.of).collect();
+        let outputs = op
+            .outputs(&types)
+            .expect("the operands fit")
+            .iter()
+            .map(|of| random(of.shape.dims(), 1))
+            .collect();
+        let case = Case { kernel: Kernel::Op(op), inputs, outputs, terms: 1 };
+        match run(device, &case) {
+            Err(Error::IndexOutOfRange { index, rows, .. }) => assert_eq!((index, rows), expected),
+            other => panic!("{other:?}"),
+        }
+    };
+    check(Op::Embed, vec![random(&[5, 2], 1), indices(&[3], vec![4, 5, 0])], (5, 5));
+    check(
+        Op::EmbedGrad { rows: 5 },
+        vec![indices(&[1], vec![u32::MAX]), random(&[1, 2], 1)],
+        (u32::MAX as usize, 5),
+    );
+    let logits = || vec![random(&[2, 3], 1), indices(&[2], vec![IGNORED, 3]), random(&[2], 2)];
+    check(Op::CrossEntropy(LossShape::default()), logits(), (3, 3));
+    let mut inputs = logits();
+    inputs.extend([random(&[2], 3), random(&[2], 4)]);
+    check(Op::CrossEntropyGrad(LossShape::default()), inputs, (3, 3));
+    let turned = vec![random(&[1, 2, 4], 1), indices(&[1, 2], vec![6, 7]), random(&[7, 4], 2)];
+    check(Op::Rope { inverse: false }, turned, (7, 7));
 }
 
 pub fn reals(dims: &[usize], data: Vec<f32>) -> Tensor {

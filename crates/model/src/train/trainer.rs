@@ -419,7 +419,11 @@ impl Trainer {
     }
 
     /// All that a resumed run needs.
+    ///
+    /// # Panics
+    /// While a step that was given ahead is under way: the device is then past what is counted.
     pub fn snapshot(&self) -> Result<Snapshot> {
+        assert!(!self.is_ahead(), "a snapshot is of a step that has ended");
         let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } =
             self.state.optimiser;
         let read = |state: StateId| -> Result<Vec<f32>> {
@@ -452,6 +456,7 @@ impl Trainer {
             let reason = format!("the run so far used {}", snapshot.state.optimizer);
             return Err(Error::Setting { key: "optimizer", value, reason });
         }
+        self.queued = None;
         self.engine.set_parameters(&snapshot.parameters)?;
         let runtime = &mut self.engine.runtime;
         runtime.write_state(first_moment, 0..len, HostData::F32(&snapshot.first_moment))?;
