@@ -1,0 +1,41 @@
+//! What a model in training can do: its loss on validation data, and what it writes.
+
+use super::Session;
+use crate::failure::{Failure, Result};
+use crate::stages::sampling::{Completion, complete};
+use ironmill_data::Split;
+use ironmill_model::Evaluation;
+use ironmill_text::durable;
+use std::ops::ControlFlow;
+
+impl Session<'_> {
+    pub(super) fn measure(&mut self) -> Result<Option<Evaluation>> {
+        let validation = self.corpus.dataset.split(Split::Validation);
+        if validation.is_empty() {
+            return Ok(None);
+        }
+        let (tokens, rows) = (self.config.train.eval_tokens, self.config.train.micro_batch as usize);
+        let objective = self.trainer.options().objective;
+        Ok(Some(self.trainer.engine().evaluate(validation, objective, tokens, rows)?))
+    }
+
+    pub(super) fn write_samples(&mut self) -> Result<Vec<Completion>> {
+        // An encoder has no prompts, because it continues no text.
+        if self.config.sample.prompts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let step = self.trainer.step_count();
+        let settings = &self.config.sample;
+        let quiet = &mut |_: usize, _: &str| ControlFlow::Continue(());
+        let engine = self.trainer.engine();
+        let completions = complete(engine, &self.corpus.tokenizer, &settings.prompts, settings, quiet)?;
+        let folder = self.run.samples();
+        let path = folder.join(format!("step-{step:08}.txt"));
+        let texts: Vec<String> =
+            completions.iter().map(|made| format!("{}{}\n", made.prompt, made.text)).collect();
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| durable::write(&path, texts.join("\n").as_bytes()))
+            .map_err(|error| Failure::write(&path, &error))?;
+        Ok(completions)
+    }
+}
