@@ -1,8 +1,9 @@
 //! What products are computed in: the one place where benches learn of a precision.
 
 use super::limits::Limits;
+use ironmill_compute::kernel::CARD_LOGITS;
 use ironmill_compute::{Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op};
-use ironmill_graph::Passes;
+use ironmill_graph::{EightBits, Passes};
 
 /// The precisions that a bench can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -11,6 +12,8 @@ pub enum Precision {
     Fp32,
     /// Products of bf16, everything else in single precision.
     Bf16,
+    /// On a card: bf16, with products between embedding and head of eight bits.
+    Fp8,
 }
 
 impl Precision {
@@ -19,6 +22,7 @@ impl Precision {
         match self {
             Precision::Fp32 => "fp32",
             Precision::Bf16 => "bf16",
+            Precision::Fp8 => "fp8",
         }
     }
 
@@ -26,9 +30,15 @@ impl Precision {
     pub fn passes(self) -> Passes {
         let precision = match self {
             Precision::Fp32 => ironmill_graph::Precision::F32,
-            Precision::Bf16 => ironmill_graph::Precision::Products(DType::BF16),
+            Precision::Bf16 | Precision::Fp8 => ironmill_graph::Precision::Products(DType::BF16),
         };
         Passes { precision, ..Passes::ALL }
+    }
+
+    /// The passes of a program on a card, which keeps everything in [`Self::stored`].
+    pub fn card_passes(self) -> Passes {
+        let eight_bits = if self == Precision::Fp8 { EightBits::Blocks } else { EightBits::Nowhere };
+        Passes { eight_bits, head_elements: CARD_LOGITS, ..Passes::ALL }
     }
 
     /// The type that a card keeps activations and weights in.
@@ -40,7 +50,7 @@ impl Precision {
     fn products(self) -> DType {
         match self {
             Precision::Fp32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
+            Precision::Bf16 | Precision::Fp8 => DType::BF16,
         }
     }
 
@@ -48,7 +58,9 @@ impl Precision {
     pub fn flops_per_s(self, limits: &Limits) -> f64 {
         match self {
             Precision::Fp32 => limits.peak.f32_flops_per_s,
-            Precision::Bf16 => limits.peak.bf16_flops_per_s.unwrap_or(limits.peak.f32_flops_per_s),
+            Precision::Bf16 | Precision::Fp8 => {
+                limits.peak.bf16_flops_per_s.unwrap_or(limits.peak.f32_flops_per_s)
+            }
         }
     }
 

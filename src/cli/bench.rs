@@ -3,7 +3,8 @@
 use super::Context;
 use crate::bench::step::{Plan, Sizes};
 use crate::bench::{Precision, Settings, ops, step, tokenizer};
-use crate::failure::Result;
+use crate::failure::{Code, Failure, Result};
+use crate::stages::cuda;
 use std::num::NonZeroUsize;
 
 /// The things that can be measured.
@@ -124,10 +125,14 @@ pub struct TokenizerArgs {
 /// Runs one of the commands.
 pub fn run(context: &Context, command: Command) -> Result<()> {
     context.refuse_overrides("bench")?;
-    let settings = |common: &Common, quick: bool| Settings {
-        threads: context.threads,
-        precision: common.precision,
-        quick,
+    let settings = |common: &Common, quick: bool| {
+        let Common { precision, ref device } = *common;
+        if precision == Precision::Fp8 && cuda::ordinal(device).is_none() {
+            let message =
+                format!("--precision fp8 is for --device cuda, not {device}: use bf16 or fp32 here");
+            return Err(Failure::new(Code::Usage, message));
+        }
+        Ok(Settings { threads: context.threads, precision, quick })
     };
     match command {
         Command::Tokenizer(args) => {
@@ -139,7 +144,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
             )
         }
         Command::Ops(args) => {
-            let settings = settings(&args.common, args.quick);
+            let settings = settings(&args.common, args.quick)?;
             ops::run(&context.show, &args.common.device, args.only.as_deref(), settings)
         }
         Command::Step(args) => {
@@ -153,7 +158,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
             let steps = args.steps.map(NonZeroUsize::get);
             let micro_rows = or(args.micro_batch, sizes.batch);
             let plan = Plan { sizes, steps, micro_rows, batching: args.batching, kernels: args.kernels };
-            step::run(&context.show, &args.common.device, plan, settings(&args.common, args.quick))
+            step::run(&context.show, &args.common.device, plan, settings(&args.common, args.quick)?)
         }
     }
 }

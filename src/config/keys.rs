@@ -122,7 +122,7 @@ pub const KEYS: &[Key] = &[
     key("train", "label_smoothing", Kind::Number),
     key("train", "z_loss", Kind::Number),
     key("train", "recompute", Kind::Choice(&["auto", "none", "blocks"])),
-    with_later(key("train", "precision", Kind::Choice(&["auto", "fp32", "bf16", "fp16"])), &["fp8"]),
+    key("train", "precision", Kind::Choice(&["auto", "fp32", "bf16", "fp16", "fp8"])),
     key("train", "eval_every", Kind::Cadence),
     key("train", "eval_tokens", Kind::Count),
     key("train", "sample_every", Kind::Cadence),

@@ -219,10 +219,8 @@ mod tests {
 
     #[test]
     fn values_of_a_later_version_are_refused_by_name() {
-        for (path, text) in [("train.precision", "fp8"), ("train.micro_batch", "auto")] {
-            let said = read(path, text).unwrap_err();
-            assert!(said.contains("not available in this version") && said.contains(text), "{said}");
-        }
+        let said = read("train.micro_batch", "auto").unwrap_err();
+        assert!(said.contains("not available in this version") && said.contains("auto"), "{said}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::show::Show;
 use crate::show::numbers::grouped;
 use ironmill_compute::kernel::{CARD_LOGITS, PROCESSOR_LOGITS};
 use ironmill_compute::{Cpu, Cuda, DType, Device, LossShape, Reference};
-use ironmill_graph::{Passes, Precision};
+use ironmill_graph::{EightBits, Passes, Precision};
 use ironmill_model::{
     Architecture, Betas, Decay, Engine, Model, Objective, OptimizerOptions, Schedule, TrainOptions,
     checkpoint,
@@ -80,6 +80,7 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
         working: working(&train.precision, &train.device),
         passes: Passes {
             precision: precision(&train.precision, &train.device),
+            eight_bits: eight_bits(&train.precision),
             head_elements: if cuda::ordinal(&train.device).is_some() {
                 CARD_LOGITS
             } else {
@@ -94,10 +95,15 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
 fn working(precision: &str, device: &str) -> Option<DType> {
     cuda::ordinal(device)?;
     match precision {
-        "bf16" => Some(DType::BF16),
+        "bf16" | "fp8" => Some(DType::BF16),
         "fp16" => Some(DType::F16),
         _ => None,
     }
+}
+
+/// Which products are of eight bits.
+fn eight_bits(precision: &str) -> EightBits {
+    if precision == "fp8" { EightBits::Blocks } else { EightBits::Nowhere }
 }
 
 /// How products are computed where activations are kept in f32.

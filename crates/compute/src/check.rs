@@ -5,6 +5,7 @@ use crate::{
     error::{Error, Result},
     kernel::{HeadLoss, Kernel, UpdateRange, joint_parts},
     op::{Attention, Op},
+    quantise::{self, Quantise},
     tensor::{DType, TensorType},
 };
 
@@ -119,6 +120,8 @@ impl Rule<'_> {
                 self.outputs(&inputs[1..2])
             }
             Kernel::HeadLoss(head) => self.head(head),
+            Kernel::Quantise(of) => self.quantise(of),
+            Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
             Kernel::GlobalNorm => {
                 self.count(1, 1)?;
                 self.ensure(outputs[0].shape.elements() == 1, "the norm is one number")
@@ -187,6 +190,41 @@ impl Rule<'_> {
         )
     }
 
+    fn quantise(&self, of: &Quantise) -> Result<()> {
+        self.count(of.source.operands(), of.output_count())?;
+        let x = self.inputs[0];
+        self.ensure(self.inputs.iter().all(|other| *other == x), "all operands must be alike")?;
+        self.ensure(quantise::suits(x.shape), "rows and columns must be multiples of 16")?;
+        self.outputs(&of.outputs(x))
+    }
+
+    fn scaled_product(&self, bias: bool) -> Result<()> {
+        self.count(4 + usize::from(bias), 1)?;
+        let [a, a_unit, b, b_unit] = [0, 1, 2, 3].map(|index| self.inputs[index]);
+        let of_eight = a.dtype.is_eight_bits() && b.dtype.is_eight_bits();
+        let is_possible = [a.dtype, b.dtype] != [DType::E5M2; 2];
+        self.ensure(of_eight && is_possible, "the factors must have eight bits, one of them at least e4m3")?;
+        let units = [a_unit, b_unit].iter().all(|unit| *unit == TensorType::new(&[1], DType::F32));
+        self.ensure(units, "a unit is one number of f32")?;
+        let fits = a.shape.columns() == b.shape.columns() && b.shape.dims().len() == 2;
+        self.ensure(fits, "rows of both factors must have one length")?;
+        let suits = quantise::suits(a.shape) && quantise::suits(b.shape);
+        self.ensure(suits, "rows and columns must be multiples of 16")?;
+        let out = self.outputs[0];
+        self.ensure(!out.dtype.is_eight_bits(), "the result must have more than eight bits")?;
+        let [rows, columns] = [a.shape.rows(), b.shape.rows()];
+        self.ensure(
+            (out.shape.rows(), out.shape.columns()) == (rows, columns),
+            "the result must have a row per row of a and a column per row of b",
+        )?;
+        if bias {
+            let of = self.inputs[4];
+            let fits = of.shape.dims() == [columns] && of.dtype == out.dtype;
+            self.ensure(fits, "the bias must have a value per column, of the result's type")?;
+        }
+        Ok(())
+    }
+
     /// An optimiser changes `flat` buffers of one length and its counter.
     fn optimiser(&self, ranges: &[UpdateRange], flat: usize) -> Result<()> {
         self.count(4, flat + 1)?;
@@ -209,7 +247,7 @@ impl Rule<'_> {
         Ok(())
     }
 
-    /// Every operand is of a type that is stored, except indices, which are u32.
+    /// Every operand is of a type that is stored, except indices, which are u32; only few kernels know types of eight bits.
     fn element_types(&self, device: &'static str, stored: &[DType]) -> Result<()> {
         let is_index_output = |index| match self.kernel {
             Kernel::Adam(_) => index == 3,
@@ -219,7 +257,9 @@ impl Rule<'_> {
         let operands = self.inputs.iter().enumerate().map(|(i, of)| (of, self.is_index_input(i)));
         let results = self.outputs.iter().enumerate().map(|(i, of)| (of, is_index_output(i)));
         for (of, is_index) in operands.chain(results) {
-            let fits = if is_index { of.dtype == DType::U32 } else { stored.contains(&of.dtype) };
+            let knows_eight = matches!(self.kernel, Kernel::Quantise(_) | Kernel::ScaledProduct { .. });
+            let is_known = stored.contains(&of.dtype) && (knows_eight || !of.dtype.is_eight_bits());
+            let fits = if is_index { of.dtype == DType::U32 } else { is_known };
             if !fits {
                 return Err(Error::Unsupported { device, kernel: self.kernel.name(), dtype: of.dtype });
             }

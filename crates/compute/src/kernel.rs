@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     op::{Attention, LossShape, Mask, Op},
+    quantise::{Quantise, Source},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -67,6 +68,16 @@ pub enum Kernel {
     /// Fused head: product, loss and their gradients over a few rows at a time, so that logits never exist whole.
     /// See [`HeadLoss`].
     HeadLoss(HeadLoss),
+    /// Numbers on their way to products of eight bits. See [`Quantise`].
+    Quantise(Quantise),
+    /// `(a [..,K], unit of a [1], b [M,K], unit of b [1], bias [M] if any) → a·bᵀ·units + bias [..,M]`, where both are of eight
+    /// bits. The three products of a linear layer are all of this form, because whatever is needed transposed was written so.
+    ScaledProduct {
+        /// Whether there is a bias operand.
+        bias: bool,
+        /// Whether to add to what is there.
+        add: bool,
+    },
     /// `(gradients) → √Σg² [1]`: not finite exactly when a gradient is not.
     GlobalNorm,
     /// One step of Adam or AdamW. See [`Adam`].
@@ -172,6 +183,8 @@ impl Kernel {
             Kernel::JointAttention(_) => "joint_attention",
             Kernel::JointAttentionGrad(_) => "joint_attention_grad",
             Kernel::HeadLoss(_) => "head_loss",
+            Kernel::Quantise(of) => of.name(),
+            Kernel::ScaledProduct { .. } => "scaled_product",
             Kernel::GlobalNorm => "global_norm",
             Kernel::Adam(_) => "adam",
             Kernel::Sgd(_) => "sgd",
@@ -186,7 +199,7 @@ impl Kernel {
                 Op::Linear { .. } | Op::LinearGradInput { .. } | Op::LinearGradWeight { .. } => 1,
                 _ => 0,
             },
-            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 1,
+            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::ScaledProduct { .. } => 1,
             Kernel::HeadLoss(head) => 1 + usize::from(head.d_input) + usize::from(head.d_weight.is_some()),
             _ => 0,
         }
@@ -212,12 +225,18 @@ impl Kernel {
             Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => {
                 product(inputs[0].shape.rows(), inputs[1])
             }
+            Kernel::ScaledProduct { .. } => product(inputs[0].shape.rows(), inputs[2]),
             Kernel::JointAttention(of) => seen(of, outputs[0], inputs[0].shape.dims()[1]),
             Kernel::JointAttentionGrad(of) => 2.5 * seen(of, inputs[0], inputs[1].shape.dims()[1]),
             Kernel::HeadLoss(_) => self.matrix_products() as f64 * product(inputs[0].shape.rows(), inputs[1]),
             _ => 0.0,
         };
-        let adds = matches!(self, Kernel::OpInto { add: true, .. } | Kernel::StateWrite { add: true });
+        let adds = matches!(
+            self,
+            Kernel::OpInto { add: true, .. }
+                | Kernel::StateWrite { add: true }
+                | Kernel::ScaledProduct { add: true, .. }
+        );
         let written: f64 = outputs.iter().map(bytes).sum();
         let read: f64 = match self {
             // Only the rows that are asked for.
@@ -297,7 +316,10 @@ impl Kernel {
                 expansion.step(Kernel::Op(Op::Concat), gradients, vec![Output(0)]);
             }
             Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
+            Kernel::Quantise(of) if !of.is_plain() => expand_quantise(&mut expansion, of, inputs, outputs),
             Kernel::Op(_)
+            | Kernel::Quantise(_)
+            | Kernel::ScaledProduct { .. }
             | Kernel::Cast
             | Kernel::StateWrite { .. }
             | Kernel::CacheAppend
@@ -369,6 +391,23 @@ fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]
         let output = 2 + usize::from(head.d_input);
         expansion.step(Kernel::StateWrite { add }, vec![d_w], vec![Output(output)]);
     }
+}
+
+fn expand_quantise(expansion: &mut Expansion, of: &Quantise, inputs: &[TensorType], outputs: &[TensorType]) {
+    let mut operands: Vec<Operand> = (0..inputs.len()).map(Operand::Input).collect();
+    if let Some(op) = of.source.op() {
+        let computed = expansion.temporary(inputs[0]);
+        expansion.step(Kernel::Op(op), operands, vec![computed]);
+        operands = vec![computed];
+    }
+    let plain = Quantise { source: Source::Stored, sums: None, ..*of };
+    let results: Vec<Operand> = (0..plain.output_count()).map(Operand::Output).collect();
+    if let Some(add) = of.sums {
+        let (index, sums) = (results.len(), expansion.temporary(outputs[results.len()]));
+        expansion.step(Kernel::Op(Op::LinearGradBias), operands.clone(), vec![sums]);
+        expansion.step(Kernel::StateWrite { add }, vec![sums], vec![Operand::Output(index)]);
+    }
+    expansion.step(Kernel::Quantise(plain), operands, results);
 }
 
 /// An operand of an expansion's step.

@@ -37,6 +37,7 @@ mod error;
 pub mod kernel;
 pub mod op;
 pub mod philox;
+pub mod quantise;
 pub mod reference;
 mod tensor;
 
@@ -46,5 +47,6 @@ pub use device::{BufferId, Device, HostData, Launch, ReadId, SequenceId, View};
 pub use error::{Error, Result};
 pub use kernel::{Adam, Expansion, HeadLoss, Kernel, Operand, Sgd, UpdateRange};
 pub use op::{Attention, IGNORED, LossShape, Mask, Op};
+pub use quantise::Quantise;
 pub use reference::Reference;
 pub use tensor::{DType, Shape, TensorType};

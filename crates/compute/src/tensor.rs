@@ -11,6 +11,10 @@ pub enum DType {
     BF16,
     /// IEEE half precision.
     F16,
+    /// Eight bits, 3 of them behind the point, up to 448: weights and activations on their way to a product.
+    E4M3,
+    /// Eight bits, 2 of them behind the point, up to 57344: gradients on their way to a product.
+    E5M2,
     /// Token ids, positions, lengths and random keys.
     U32,
 }
@@ -21,6 +25,7 @@ impl DType {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::BF16 | DType::F16 => 2,
+            DType::E4M3 | DType::E5M2 => 1,
         }
     }
 
@@ -29,22 +34,31 @@ impl DType {
         self != DType::U32
     }
 
+    /// Whether elements have eight bits and mean something only with the unit that they are counted in.
+    pub fn is_eight_bits(self) -> bool {
+        matches!(self, DType::E4M3 | DType::E5M2)
+    }
+
     /// The distance from 1 to the next number: the unit of every tolerance.
     pub fn epsilon(self) -> f64 {
         match self {
             DType::F32 => f64::from(f32::EPSILON),
             DType::BF16 => 2f64.powi(-7),
             DType::F16 => 2f64.powi(-10),
+            DType::E4M3 => 2f64.powi(-3),
+            DType::E5M2 => 2f64.powi(-2),
             DType::U32 => 0.0,
         }
     }
 
-    /// The nearest number of this type, as the reference backend rounds.
+    /// The nearest number of this type, as the reference backend rounds: types of eight bits stop at their largest number.
     pub fn round(self, x: f64) -> f64 {
         match self {
             DType::F32 => f64::from(x as f32),
             DType::BF16 => nearest(x, 7, -126, half::bf16::MAX.to_f64()),
             DType::F16 => nearest(x, 10, -14, half::f16::MAX.to_f64()),
+            DType::E4M3 => nearest(x.clamp(-448.0, 448.0), 3, -6, 448.0),
+            DType::E5M2 => nearest(x.clamp(-57_344.0, 57_344.0), 2, -14, 57_344.0),
             DType::U32 => x,
         }
     }
@@ -68,6 +82,8 @@ impl fmt::Display for DType {
             DType::F32 => "f32",
             DType::BF16 => "bf16",
             DType::F16 => "f16",
+            DType::E4M3 => "e4m3",
+            DType::E5M2 => "e5m2",
             DType::U32 => "u32",
         })
     }
@@ -196,6 +212,19 @@ mod tests {
         ] {
             assert_eq!(DType::BF16.round(x), expected, "{x}");
         }
+        for (of, x, expected) in [
+            (DType::E4M3, 1.0625, 1.0),
+            (DType::E4M3, 1.1875, 1.25),
+            (DType::E4M3, -1e9, -448.0),
+            (DType::E4M3, 2f64.powi(-9), 2f64.powi(-9)),
+            (DType::E4M3, 2f64.powi(-10), 0.0),
+            (DType::E5M2, 1.125, 1.0),
+            (DType::E5M2, 60_000.0, 57_344.0),
+            (DType::E5M2, -2f64.powi(-16), -2f64.powi(-16)),
+        ] {
+            assert_eq!(of.round(x), expected, "{of} {x}");
+        }
+        assert!(DType::E4M3.round(f64::NAN).is_nan());
         for bits in (0..=u32::MAX).step_by(65_521) {
             let x = f32::from_bits(bits);
             let (ours, theirs) = (DType::BF16.round(x.into()), half::bf16::from_f32(x).to_f64());

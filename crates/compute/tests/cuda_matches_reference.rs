@@ -5,8 +5,8 @@
 
 mod cases;
 
-use cases::{Case, all, attentions_in_whole_tiles, compare_within, run};
-use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error};
+use cases::{Case, all, attentions_in_whole_tiles, compare_within, quantised, run, scaled_products};
+use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
 fn cuda() -> Option<Cuda> {
     cuda_with(AttentionBy::Fastest)
@@ -78,6 +78,59 @@ fn one_case_of_every_kernel_runs() {
     }
     for case in largest.values() {
         run(&mut cuda, case).unwrap();
+    }
+}
+
+/// Products of eight bits in the types that their results can have. Where the result is f32 the library takes no bias.
+fn eight_bit_products() -> Vec<Case> {
+    let cases = scaled_products();
+    let narrow = [DType::BF16, DType::F16].map(|of| narrowed(&cases, of)).concat();
+    let has_bias = |case: &Case| matches!(case.kernel, Kernel::ScaledProduct { bias: true, .. });
+    cases.into_iter().filter(|case| !has_bias(case)).chain(narrow).collect()
+}
+
+#[test]
+fn products_of_eight_bits_match_the_reference_and_repeat_their_bits() {
+    let Some(mut cuda) = cuda() else { return };
+    let mut failures = Vec::new();
+    for case in eight_bit_products() {
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        failures.extend(compare_within(1.0, &case, &first, &case.expected()).err());
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Numbers that lie in memory become the reference's eight bits, every one; those that are computed on the way may be one step away.
+#[test]
+fn quantised_numbers_are_the_references() {
+    let Some(mut cuda) = cuda() else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised(), of)).concat() {
+        let Kernel::Quantise(of) = case.kernel else { panic!("all of them quantise") };
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        let expected = case.expected();
+        let step = of.of.epsilon();
+        for (output, (actual, expected)) in first.iter().zip(&expected).enumerate() {
+            let is_sum = of.sums.is_some() && output + 1 == first.len();
+            let tolerance = |e: f64| match (is_sum, of.source) {
+                (true, _) => 0.01 * (case.terms as f64).sqrt(),
+                (false, Source::Stored) => 0.0,
+                (false, _) => step * e.abs() + 2f64.powi(-9),
+            };
+            // What was rounded to 16 bits on the way lies nearer to the middle than that in one of some twenty numbers.
+            let differing = actual.iter().zip(expected).filter(|(a, e)| !is_sum && a != e).count();
+            assert!(
+                10 * differing <= actual.len(),
+                "{differing} of output {output} differ in {}",
+                case.name()
+            );
+            for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+                let apart = (a - e).abs();
+                let name = case.name();
+                assert!(apart <= tolerance(*e), "output {output} element {index}: {a}, not {e}, in {name}");
+            }
+        }
     }
 }
 

@@ -258,7 +258,7 @@ fn depends(graph: &Graph, nodes: std::ops::Range<usize>, source: Tensor) -> Vec<
 }
 
 /// Whether some of the nodes read or write the elements of a state tensor.
-fn touches(nodes: &[Node], graph: &Graph, state: Tensor) -> bool {
+pub(crate) fn touches(nodes: &[Node], graph: &Graph, state: Tensor) -> bool {
     let place = |tensor: &Tensor| match graph.info(*tensor).kind {
         Kind::State { state, offset } => Some((state, offset, offset + graph.shape(*tensor).elements())),
         Kind::Input { .. } | Kind::Value => None,
@@ -272,7 +272,7 @@ fn touches(nodes: &[Node], graph: &Graph, state: Tensor) -> bool {
 }
 
 /// For every value, the node that writes it.
-fn producers(graph: &Graph) -> Vec<Option<usize>> {
+pub(crate) fn producers(graph: &Graph) -> Vec<Option<usize>> {
     let mut producers = vec![None; graph.tensors.len()];
     for (index, node) in graph.nodes.iter().enumerate() {
         for output in &node.outputs {
@@ -284,7 +284,7 @@ fn producers(graph: &Graph) -> Vec<Option<usize>> {
     producers
 }
 
-fn remove(graph: &mut Graph, removed: &[bool]) {
+pub(crate) fn remove(graph: &mut Graph, removed: &[bool]) {
     let mut index = 0;
     graph.nodes.retain(|_| {
         index += 1;

@@ -14,16 +14,19 @@ use crate::{
     parameters::States,
     plan::{self, Plan},
     precision::{self, Precision},
+    quantise::{self, EightBits},
     stage::Stage,
 };
 
-/// Which passes run, in this fixed order: precision, fuse, plan.
+/// Which passes run, in this fixed order: precision, fuse, quantise, plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passes {
     /// The element types of activations and products.
     pub precision: Precision,
     /// Whether groups of kernels are fused.
     pub fuse: bool,
+    /// Which products are of eight bits.
+    pub eight_bits: EightBits,
     /// Elements of logits that a fused head keeps at a time.
     pub head_elements: usize,
     /// Whether values that do not live at the same time share memory.
@@ -32,8 +35,13 @@ pub struct Passes {
 
 impl Passes {
     /// All passes, in f32.
-    pub const ALL: Passes =
-        Passes { precision: Precision::F32, fuse: true, head_elements: PROCESSOR_LOGITS, share_memory: true };
+    pub const ALL: Passes = Passes {
+        precision: Precision::F32,
+        fuse: true,
+        eight_bits: EightBits::Nowhere,
+        head_elements: PROCESSOR_LOGITS,
+        share_memory: true,
+    };
     /// The program as it was written: the oracle of the passes.
     pub const NONE: Passes = Passes { fuse: false, share_memory: false, ..Passes::ALL };
 }
@@ -305,6 +313,9 @@ fn run_passes(graph: &mut Graph, passes: &Passes) -> Result<()> {
     precision::apply(graph, passes.precision)?;
     if passes.fuse {
         fuse::apply(graph, passes.head_elements);
+    }
+    if passes.eight_bits == EightBits::Blocks {
+        quantise::apply(graph);
     }
     Ok(())
 }

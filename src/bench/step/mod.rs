@@ -15,7 +15,6 @@ use crate::show::Show;
 use crate::show::numbers::{bytes, grouped};
 use crate::stages::cuda;
 use batching::Batching;
-use ironmill_compute::kernel::CARD_LOGITS;
 use ironmill_compute::{Cuda, DType, Device};
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::Passes;
@@ -192,7 +191,7 @@ fn on_card(
     let mut card: Box<dyn Device> = Box::new(Cuda::new(&cuda::options(ordinal, None))?);
     let limits = CardLimits::measure(&mut *card, settings.precision, settings.quick)?;
     let working = Some(settings.precision.stored()).filter(|dtype| *dtype != DType::F32);
-    let passes = Passes { head_elements: CARD_LOGITS, ..Passes::ALL };
+    let passes = settings.precision.card_passes();
     Ok((Machine::of_card(&limits), Subject::new(card, sizes, micro_rows, passes, working)?))
 }
 

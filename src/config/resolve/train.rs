@@ -77,8 +77,15 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
 }
 
 fn check(train: &TrainConfig) -> Result<()> {
-    if train.precision == "fp16" && cuda::ordinal(&train.device).is_none() {
-        return Err(bad("train.precision = \"fp16\" is for train.device = \"cuda\": use bf16 or fp32 here"));
+    let (precision, card) = (train.precision.as_str(), cuda::ordinal(&train.device));
+    if ["fp16", "fp8"].contains(&precision) && card.is_none() {
+        let message = format!(
+            "train.precision = \"{precision}\" is for train.device = \"cuda\": use bf16 or fp32 here"
+        );
+        return Err(bad(message));
+    }
+    if let ("fp8", Some(card)) = (precision, card) {
+        check_eight_bits(card)?;
     }
     if let Length::Epochs(epochs) = train.length
         && epochs <= 0.0
@@ -105,6 +112,19 @@ fn check(train: &TrainConfig) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Refuses fp8 on a card that is there and does not multiply it; one that is not there is refused when it is opened.
+fn check_eight_bits(ordinal: usize) -> Result<()> {
+    match cuda::find().cards.get(ordinal) {
+        Some(card) if !card.has_eight_bit_products() => Err(bad(format!(
+            "train.precision = \"fp8\" needs a card of compute capability 8.9 or later, and {} has {}.{}: use bf16",
+            card.name,
+            card.capability / 10,
+            card.capability % 10
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// What `precision = "auto"` means: bf16 on processors that multiply it, where training ends at the same loss in about half

@@ -1,7 +1,7 @@
 //! From a kernel to the function that runs it, and the working memory that it takes.
 
 use super::{
-    Context, Needs,
+    Context, DEVICE, Needs,
     attention::{self, Sizes},
     gemm,
     gemm::Matrix,
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     device::Launch,
-    error::Result,
+    error::{Error, Result},
     kernel::Kernel,
     op::Op,
     tensor::{DType, Shape},
@@ -59,6 +59,8 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
+        | Kernel::Quantise(_)
+        | Kernel::ScaledProduct { .. }
         | Kernel::Adam(_)
         | Kernel::Sgd(_) => Needs::default(),
     }
@@ -105,6 +107,11 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
             attention::attention_grad(context, operands, sizes);
         }
         Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
+        // Processors have no products of eight bits; binding has refused the type before.
+        Kernel::Quantise(_) | Kernel::ScaledProduct { .. } => {
+            let dtype = operands.input_type(0).dtype;
+            return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
+        }
         Kernel::GlobalNorm => rows::update::global_norm(context, operands),
         Kernel::Adam(of) => rows::update::adam(context, operands, of),
         Kernel::Sgd(of) => rows::update::sgd(context, operands, of),

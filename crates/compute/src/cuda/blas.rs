@@ -80,6 +80,9 @@ mod attribute {
     pub const BIAS: c_int = 8;
     pub const AUXILIARY: c_int = 11;
     pub const AUXILIARY_LEADING: c_int = 12;
+    pub const UNIT_A: c_int = 17;
+    pub const UNIT_B: c_int = 18;
+    pub const FAST_SUMS: c_int = 25;
     pub const MAX_WORKSPACE: c_int = 1;
     /// Of a, b, c and d.
     pub const ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
@@ -94,6 +97,8 @@ pub(super) struct Factor {
     pub leading: usize,
     /// Whether it is stored the other way round.
     pub transposed: bool,
+    /// Where the number lies that its elements are multiplied by; those of eight bits have one.
+    pub unit: Option<Arg>,
 }
 
 /// What happens to a sum before it is stored.
@@ -177,6 +182,12 @@ impl Product {
             if self.add { "add" } else { "set" },
             self.epilogue.code(),
         )
+    }
+
+    /// Whether sums may stay in the matrix unit, which keeps about 14 bits of them, to their end: right for short ones of eight bits.
+    fn sums_are_fast(&self) -> bool {
+        const LONGEST: usize = 8192;
+        self.left.unit.is_some() && self.inner <= LONGEST
     }
 
     fn multiplications(&self) -> f64 {
@@ -380,6 +391,7 @@ impl Blas {
         set(&description, attribute::TRANSPOSE_A, &u32::from(right.transposed))?;
         set(&description, attribute::TRANSPOSE_B, &u32::from(left.transposed))?;
         set(&description, attribute::EPILOGUE, &product.epilogue.code())?;
+        set(&description, attribute::FAST_SUMS, &i8::from(product.sums_are_fast()))?;
         // Only the alignment of these addresses counts until the true ones are known.
         self.set_epilogue(&description, product, &|arg| match arg {
             Arg::Pointer(address) => address,
@@ -394,6 +406,11 @@ impl Blas {
         product: &Product,
         place: &dyn Fn(Arg) -> u64,
     ) -> Result<()> {
+        for (attribute, factor) in [(attribute::UNIT_A, product.right), (attribute::UNIT_B, product.left)] {
+            if let Some(unit) = factor.unit {
+                set(description, attribute, &place(unit))?;
+            }
+        }
         if let Some(bias) = product.epilogue.bias() {
             set(description, attribute::BIAS, &place(bias))?;
         }
@@ -651,6 +668,8 @@ fn code(of: DType) -> c_int {
         DType::F32 | DType::U32 => 0,
         DType::F16 => 2,
         DType::BF16 => 14,
+        DType::E4M3 => 28,
+        DType::E5M2 => 29,
     }
 }
 

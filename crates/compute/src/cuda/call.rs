@@ -198,6 +198,11 @@ impl<'a> Builder<'a> {
         self.machine.modules.has_warpgroup_products()
     }
 
+    /// Whether the card multiplies numbers of eight bits, which Ada was the first to do.
+    pub fn has_eight_bit_products(&self) -> bool {
+        self.machine.modules.has_eight_bit_products()
+    }
+
     /// Gives the next kernel maps by which the copy engine finds these heads: it takes them before its arguments.
     pub fn give_maps(&mut self, tensors: &[HeadRows]) -> Result<()> {
         for rows in tensors {

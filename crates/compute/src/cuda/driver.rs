@@ -441,7 +441,9 @@ impl Driver {
         let element = match rows.real {
             DType::F16 => 6,
             DType::BF16 => 9,
-            DType::F32 | DType::U32 => unreachable!("products of warpgroups are of halves"),
+            DType::F32 | DType::E4M3 | DType::E5M2 | DType::U32 => {
+                unreachable!("products of warpgroups are of halves")
+            }
         };
         let bytes = |elements: usize| (elements * rows.real.bytes()) as u64;
         let sizes = [rows.size, rows.heads, rows.positions, rows.samples].map(|size| size as u64);

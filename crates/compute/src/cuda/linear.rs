@@ -50,7 +50,7 @@ impl Matrix {
     }
 
     fn factor(&self, transposed: bool) -> Factor {
-        Factor { at: self.at, of: self.of, leading: self.leading, transposed }
+        Factor { at: self.at, of: self.of, leading: self.leading, transposed, unit: None }
     }
 }
 
@@ -113,6 +113,8 @@ pub(super) fn add(
         | Kernel::RmsNormGradAdd
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::Quantise(_)
+        | Kernel::ScaledProduct { .. }
         | Kernel::GlobalNorm
         | Kernel::Adam(_)
         | Kernel::Sgd(_) => return Ok(false),

@@ -13,6 +13,7 @@ mod library;
 mod linear;
 mod modules;
 mod nvrtc;
+mod quantise;
 mod rows;
 mod staging;
 mod symbols;
@@ -43,8 +44,12 @@ use crate::{
 
 /// The backend's name.
 const DEVICE: &str = "cuda";
+/// The types that numbers are stored in.
+const STORED: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::E4M3, DType::E5M2];
 /// The oldest cards that the kernels run on.
 const OLDEST_CAPABILITY: usize = 80;
+/// The first cards that multiply numbers of eight bits: Ada and Hopper.
+const EIGHT_BIT_CAPABILITY: usize = 89;
 
 /// What a caller decides about the backend.
 #[derive(Clone, Debug, Default)]
@@ -97,6 +102,13 @@ pub struct CardReport {
     pub free_bytes: usize,
     /// Its multiprocessors.
     pub multiprocessors: usize,
+}
+
+impl CardReport {
+    /// Whether the card multiplies numbers of eight bits.
+    pub fn has_eight_bit_products(&self) -> bool {
+        self.capability >= EIGHT_BIT_CAPABILITY
+    }
 }
 
 /// What is there, without needing any of it.
@@ -501,6 +513,7 @@ fn fill(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Vec<usize>> {
         builder.begin_launch();
         let is_there = rows::add(builder, kernel, inputs, outputs)?
             || linear::add(builder, kernel, inputs, outputs)?
+            || quantise::add(builder, kernel, inputs, outputs)?
             || cudnn::add(builder, kernel, inputs, outputs)?
             || attention::add(builder, kernel, inputs, outputs)?;
         if !is_there {
@@ -632,7 +645,7 @@ impl Device for Cuda {
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {
         self.driver.make_current(self.context)?;
         for launch in launches {
-            check::check(launch, DEVICE, &[DType::F32, DType::BF16, DType::F16])?;
+            check::check(launch, DEVICE, &STORED)?;
             check::disjoint(launch)?;
             for view in launch.inputs.iter().chain(&launch.outputs) {
                 self.buffer(launch.kernel.name(), view)?;
@@ -748,6 +761,7 @@ fn encode(dtype: DType, data: HostData<'_>, first: usize, out: &mut [u8]) {
             DType::F32 => each(data, out, |x| single(x).to_le_bytes()),
             DType::BF16 => each(data, out, |x| half::bf16::from_f32(single(x)).to_le_bytes()),
             DType::F16 => each(data, out, |x| half::f16::from_f32(single(x)).to_le_bytes()),
+            DType::E4M3 | DType::E5M2 => each(data, out, |x| [quantise::encode(dtype, single(x))]),
             DType::U32 => each(data, out, |x| index(x).to_le_bytes()),
         }
     }
@@ -768,6 +782,7 @@ fn decode(dtype: DType, bytes: &[u8], mut give: impl FnMut(usize, f64)) {
             DType::U32 => f64::from(u32::from_le_bytes(four(piece))),
             DType::BF16 => half::bf16::from_le_bytes(two(piece)).to_f64(),
             DType::F16 => half::f16::from_le_bytes(two(piece)).to_f64(),
+            DType::E4M3 | DType::E5M2 => quantise::decode(dtype, piece[0]),
         };
         give(index, value);
     }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    EIGHT_BIT_CAPABILITY, OLDEST_CAPABILITY,
     driver::{Driver, Function},
     nvrtc::{Nvrtc, Program},
 };
@@ -23,13 +24,15 @@ pub(super) enum Source {
     Reduce,
     Update,
     Gemm,
+    Quantise,
     Attention,
     AttentionDecode,
     AttentionF32,
     AttentionHopper,
 }
 
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
+    ("gelu.cuh", include_str!("kernels/gelu.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
     ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
@@ -37,7 +40,7 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 
 impl Source {
-    const ALL: [Source; 12] = [
+    const ALL: [Source; 13] = [
         Source::Pointwise,
         Source::Copy,
         Source::Norm,
@@ -46,6 +49,7 @@ impl Source {
         Source::Reduce,
         Source::Update,
         Source::Gemm,
+        Source::Quantise,
         Source::Attention,
         Source::AttentionDecode,
         Source::AttentionF32,
@@ -66,6 +70,14 @@ impl Source {
         }
     }
 
+    /// The first compute capability that has the instructions which the file is made of.
+    fn oldest_capability(self) -> usize {
+        match self {
+            Source::Quantise => EIGHT_BIT_CAPABILITY,
+            _ => OLDEST_CAPABILITY,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Source::Pointwise => "pointwise.cu",
@@ -75,6 +87,7 @@ impl Source {
             Source::Loss => "loss.cu",
             Source::Reduce => "reduce.cu",
             Source::Update => "update.cu",
+            Source::Quantise => "quantise.cu",
             Source::Gemm => "gemm.cu",
             Source::Attention => "attention.cu",
             Source::AttentionDecode => "attention_decode.cu",
@@ -93,6 +106,7 @@ impl Source {
             Source::Reduce => include_str!("kernels/reduce.cu"),
             Source::Update => include_str!("kernels/update.cu"),
             Source::Gemm => include_str!("kernels/gemm.cu"),
+            Source::Quantise => include_str!("kernels/quantise.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
@@ -104,7 +118,8 @@ impl Source {
 /// The setting by which a file learns its element type.
 fn real_define(real: DType) -> (&'static str, usize) {
     let value = match real {
-        DType::F32 | DType::U32 => 0,
+        // Numbers of eight bits are bytes to a file, beside elements of another type.
+        DType::F32 | DType::E4M3 | DType::E5M2 | DType::U32 => 0,
         DType::BF16 => 1,
         DType::F16 => 2,
     };
@@ -114,7 +129,8 @@ fn real_define(real: DType) -> (&'static str, usize) {
 /// Compiles every file with all the settings that it knows, and says how many images came out.
 pub(super) fn compile_all(nvrtc: &Nvrtc, architecture: &str, cache: Option<&Path>) -> Result<usize> {
     let mut count = 0;
-    for source in Source::ALL {
+    let suits = |source: &Source| capability(architecture) >= source.oldest_capability();
+    for source in Source::ALL.into_iter().filter(suits) {
         let program = Program { name: source.name(), text: source.text(), headers: &HEADERS };
         for settings in source.settings() {
             nvrtc.compile(&program, architecture, &settings, cache)?;
@@ -122,6 +138,12 @@ pub(super) fn compile_all(nvrtc: &Nvrtc, architecture: &str, cache: Option<&Path
         }
     }
     Ok(count)
+}
+
+/// The number in an architecture's name.
+fn capability(architecture: &str) -> usize {
+    let digits: String = architecture.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(OLDEST_CAPABILITY)
 }
 
 /// A file with the settings that it is compiled with.
@@ -147,6 +169,11 @@ impl Modules {
     /// Whether the card multiplies by warpgroups, which Hopper alone does.
     pub fn has_warpgroup_products(&self) -> bool {
         self.architecture == "sm_90a"
+    }
+
+    /// Whether the card multiplies numbers of eight bits.
+    pub fn has_eight_bit_products(&self) -> bool {
+        capability(&self.architecture) >= EIGHT_BIT_CAPABILITY
     }
 
     /// A kernel, compiled if it is the first of its file.

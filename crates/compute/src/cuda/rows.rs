@@ -13,6 +13,7 @@ mod reduce;
 mod update;
 
 pub(super) use loss::{HeadRows, add_head_rows};
+pub(super) use reduce::finish_columns;
 
 use super::call::{Arg, Builder, Grid};
 use crate::{
@@ -61,6 +62,8 @@ pub(super) fn add(
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::Quantise(_)
+        | Kernel::ScaledProduct { .. }
         | Kernel::HeadLoss(_) => return Ok(false),
     }
     Ok(true)

@@ -8,6 +8,7 @@
 mod attention;
 mod forward;
 mod gradient;
+mod quantise;
 mod update;
 
 use std::time::{Duration, Instant};
@@ -130,6 +131,8 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
             }
         }
         Kernel::CacheAppend => update::cache_append(inputs, outputs),
+        Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
+        Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
         Kernel::Adam(adam) => update::adam(adam, inputs, outputs),
         Kernel::Sgd(sgd) => update::sgd(sgd, inputs, outputs),
@@ -142,6 +145,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::Quantise(_)
         | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {
                 kernel: kernel.name(),

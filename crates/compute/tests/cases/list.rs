@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ironmill_compute::{
-    Adam, Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op, Sgd, Shape, UpdateRange,
+    Adam, Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op, Quantise, Sgd, Shape, UpdateRange,
+    quantise::Source,
 };
 
-use super::{Case, PRODUCTS, borders, ids, indices, into_state, map, op, random, reals, targets};
+use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
 
 /// All cases.
 pub fn all() -> Vec<Case> {
@@ -179,6 +180,59 @@ fn products(cases: &mut Vec<Case>) {
         cases.extend(into_state(&weight));
         cases.push(weight);
     }
+}
+
+/// Tensors on their way to products of eight bits: one tile and several, rests of tiles, and so many rows that not all are looked at.
+pub fn quantised() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dims in [&[16, 16][..], &[2, 24, 80], &[128, 128], &[160, 272], &[2064, 32], &[3, 5, 16, 144]] {
+        for (of, source) in [
+            (DType::E4M3, Source::Stored),
+            (DType::E4M3, Source::Gelu),
+            (DType::E5M2, Source::Stored),
+            (DType::E5M2, Source::GeluGrad),
+        ] {
+            let inputs: Vec<_> = (1..=source.operands() as u32).map(|salt| random(dims, salt)).collect();
+            for (rows, columns, sums) in [
+                (true, true, None),
+                (true, false, None),
+                (false, true, Some(false)),
+                (true, true, Some(true)),
+            ] {
+                let kernel = Quantise { of, source, rows, columns, sums };
+                let out = kernel.outputs(inputs[0].of);
+                let outputs = out.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
+                let terms = inputs[0].of.shape.rows();
+                cases.push(Case { kernel: Kernel::Quantise(kernel), inputs: inputs.clone(), outputs, terms });
+            }
+        }
+    }
+    cases
+}
+
+/// Products of eight bits in the forms that a linear layer has them in.
+pub fn scaled_products() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let factor = |dims: &[usize], of: DType, salt| {
+        let rounded = map(random(dims, salt), |x| of.round(f64::from(8.0 * x)) as f32);
+        Tensor { of: rounded.of.with_dtype(of), ..rounded }
+    };
+    let unit = |power: i32| reals(&[1], vec![2f32.powi(power)]);
+    for (m, n, k) in [(16, 16, 16), (48, 80, 32), (32, 144, 272), (128, 256, 2064), (2048, 16, 48)] {
+        for (of, bias, add) in [
+            (DType::E4M3, false, false),
+            (DType::E4M3, true, false),
+            (DType::E5M2, false, false),
+            (DType::E5M2, false, true),
+        ] {
+            let mut inputs =
+                vec![factor(&[m, k], of, 1), unit(-3), factor(&[n, k], DType::E4M3, 2), unit(-5)];
+            inputs.extend(bias.then(|| random(&[n], 3)));
+            let outputs = vec![random(&[m, n], 4)];
+            cases.push(Case { kernel: Kernel::ScaledProduct { bias, add }, inputs, outputs, terms: k });
+        }
+    }
+    cases
 }
 
 fn attentions(cases: &mut Vec<Case>) {

@@ -7,6 +7,8 @@ mod list;
 pub use list::all;
 #[allow(unused_imports, reason = "only a test of a library uses it")]
 pub use list::attentions_in_whole_tiles;
+#[allow(unused_imports, reason = "only a card has them")]
+pub use list::{quantised, scaled_products};
 
 /// What products can be of.
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
@@ -61,13 +63,23 @@ impl Case {
     /// The largest error that is allowed in an output: `c·ε·√terms` times the largest element of it, or of the state that
     /// the kernel adds to.
     pub fn bound(&self, output: usize, expected: &[f64]) -> f64 {
-        let adds = matches!(self.kernel, Kernel::OpInto { add: true, .. } | Kernel::StateWrite { add: true });
+        let adds = matches!(
+            self.kernel,
+            Kernel::OpInto { add: true, .. }
+                | Kernel::StateWrite { add: true }
+                | Kernel::ScaledProduct { add: true, .. }
+        );
         let before = match &self.outputs[output].data {
             Data::Real(data) if adds => data.iter().fold(0.0f32, |max, x| max.max(x.abs())),
             _ => 0.0,
         };
         let scale = largest(expected).max(before.into());
-        let sums = roundings(&self.kernel) * DType::F32.epsilon() * (self.terms as f64).sqrt() * scale;
+        // The matrix units keep some 14 bits of a sum of products of eight bits.
+        let epsilon = match self.kernel {
+            Kernel::ScaledProduct { .. } => 2f64.powi(-12),
+            _ => DType::F32.epsilon(),
+        };
+        let sums = roundings(&self.kernel) * epsilon * (self.terms as f64).sqrt() * scale;
         // A factor that is itself computed may lie so near to the middle of two bf16 that f32 rounds it the other way.
         let factors = if self.has_computed_factors() { 1.0 } else { 0.0 };
         // What is stored narrowly may be rounded the other way; a fused kernel may skip a rounding that its parts make.
@@ -155,7 +167,7 @@ impl Case {
     pub fn expected(&self) -> Vec<Vec<f64>> {
         let operands = self.inputs.iter().chain(&self.outputs);
         let is_narrow =
-            operands.map(|tensor| tensor.of.dtype).chain([self.products()]).any(|of| of.bytes() == 2);
+            operands.map(|tensor| tensor.of.dtype).chain([self.products()]).any(|of| of.bytes() < 4);
         let mut reference = if is_narrow { Reference::rounded() } else { Reference::exact() };
         run(&mut reference, self).expect("the reference runs every case")
     }
@@ -216,6 +228,8 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd | Kernel::JointAttentionGrad(_) => 4.0,
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
+        Kernel::Quantise(_) => 0.0,
+        Kernel::ScaledProduct { .. } => 0.5,
         Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
     }
 }
@@ -245,6 +259,9 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::RmsNormGradAdd => (&[3], &[]),
         Kernel::JointAttention(_) => (&[], &[1]),
         Kernel::JointAttentionGrad(_) => (&[3], &[]),
+        Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),
+        Kernel::ScaledProduct { add: true, .. } => (&[0, 1, 2, 3], &[0]),
+        Kernel::ScaledProduct { .. } => (&[0, 1, 2, 3], &[]),
         Kernel::HeadLoss(head) if head.d_input => (&[3, 4], &[0, 3]),
         Kernel::HeadLoss(_) => (&[3, 4], &[0, 2]),
         Kernel::CacheAppend | Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => (&[], &[]),

@@ -23,6 +23,7 @@ mod tiny;
 mod cache;
 /// Attention inside documents against attention of each alone.
 mod documents;
+mod eight_bits;
 /// Heads and losses in shapes that fusing must get right or leave alone.
 mod heads;
 /// The optimisers' kernels.

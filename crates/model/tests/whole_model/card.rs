@@ -2,18 +2,35 @@
 
 use ironmill_compute::DType;
 use ironmill_data::{Loader, Sampler, TokenStream};
+use ironmill_graph::{EightBits, Passes};
 use ironmill_model::{Architecture, ModelConfig, TrainOptions, Trainer};
 
 use crate::{backends, cuda, model, options, tiny};
 
-const TYPES: [Option<DType>; 3] = [None, Some(DType::BF16), Some(DType::F16)];
+/// What activations are kept in, and which products are of eight bits.
+type Types = (Option<DType>, EightBits);
 
+const TYPES: [Types; 4] = [
+    (None, EightBits::Nowhere),
+    (Some(DType::BF16), EightBits::Nowhere),
+    (Some(DType::F16), EightBits::Nowhere),
+    (Some(DType::BF16), EightBits::Blocks),
+];
+
+/// Wide enough for products of eight bits.
 fn config() -> ModelConfig {
-    ModelConfig { dropout: 0.3, ..tiny(Architecture::Gpt2) }
+    let tiny = tiny(Architecture::Gpt2);
+    ModelConfig {
+        dropout: 0.3,
+        vocab_size: tiny.vocab_size,
+        context: tiny.context,
+        ..ModelConfig::new(Architecture::Gpt2, 2, 3, 48)
+    }
 }
 
-fn trainer(working: Option<DType>) -> Option<Trainer> {
-    let options = TrainOptions { working, ..options(8, 4) };
+fn trainer((working, eight_bits): Types) -> Option<Trainer> {
+    let passes = Passes { eight_bits, ..Passes::ALL };
+    let options = TrainOptions { working, passes, ..options(8, 4) };
     let values = model(config()).initial_values(1);
     Some(Trainer::new(cuda()?, model(config()), options, &values).unwrap())
 }
@@ -33,35 +50,36 @@ fn train(trainer: &mut Trainer, steps: usize, ahead: bool) -> (Vec<f64>, Vec<f32
 
 #[test]
 fn two_runs_and_a_run_ahead_are_the_same_bit_for_bit() {
-    for working in TYPES {
-        let Some(mut first) = trainer(working) else { return };
+    for types in TYPES {
+        let Some(mut first) = trainer(types) else { return };
         let once = train(&mut first, 12, false);
-        assert_eq!(train(&mut trainer(working).unwrap(), 12, false), once, "{working:?}");
-        assert_eq!(train(&mut trainer(working).unwrap(), 12, true), once, "{working:?}, ahead");
+        assert_eq!(train(&mut trainer(types).unwrap(), 12, false), once, "{types:?}");
+        assert_eq!(train(&mut trainer(types).unwrap(), 12, true), once, "{types:?}, ahead");
     }
 }
 
 #[test]
 fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
-    for working in TYPES {
-        let Some(mut straight) = trainer(working) else { return };
+    for types in TYPES {
+        let Some(mut straight) = trainer(types) else { return };
         train(&mut straight, 5, true);
         let snapshot = straight.snapshot().unwrap();
         let expected = train(&mut straight, 7, true);
-        let mut resumed = trainer(working).unwrap();
+        let mut resumed = trainer(types).unwrap();
         resumed.restore(&snapshot).unwrap();
-        assert_eq!(train(&mut resumed, 7, false), expected, "{working:?}");
+        assert_eq!(train(&mut resumed, 7, false), expected, "{types:?}");
     }
 }
 
 #[test]
-fn sixteen_bits_learn_what_thirty_two_do() {
-    let Some(mut exact) = trainer(None) else { return };
+fn fewer_bits_learn_what_thirty_two_do() {
+    let Some(mut exact) = trainer(TYPES[0]) else { return };
     let (losses, _) = train(&mut exact, 20, false);
-    for working in [DType::BF16, DType::F16] {
-        let (ours, _) = train(&mut trainer(Some(working)).unwrap(), 20, false);
+    let epsilons = [DType::BF16, DType::F16, DType::E4M3].map(DType::epsilon);
+    for (types, epsilon) in TYPES[1..].iter().zip(epsilons) {
+        let (ours, _) = train(&mut trainer(*types).unwrap(), 20, false);
         let far = losses.iter().zip(&ours).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        assert!(far < 8.0 * working.epsilon(), "{working}: {far}");
+        assert!(far < 8.0 * epsilon.min(2f64.powi(-5)), "{types:?}: {far}");
     }
 }
 

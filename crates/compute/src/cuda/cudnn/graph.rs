@@ -445,7 +445,7 @@ impl Graph<'_> {
 /// The library's number for an element type.
 fn code(of: DType) -> c_int {
     match of {
-        DType::F32 | DType::U32 => F32,
+        DType::F32 | DType::E4M3 | DType::E5M2 | DType::U32 => F32,
         DType::F16 => 2,
         DType::BF16 => 9,
     }

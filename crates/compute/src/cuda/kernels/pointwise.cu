@@ -3,6 +3,7 @@
 // A thread owns two packs of WIDTH neighbouring elements at a time, so that two 16-byte loads per operand are in
 // flight; what is left of a tensor, and all of one that is not aligned (`wide` is 0), goes element by element.
 #include "prelude.cuh"
+#include "gelu.cuh"
 
 constexpr u32 THREADS = 256;
 
@@ -50,34 +51,19 @@ __device__ __forceinline__ void map(const real* const (&in)[IN], real* const (&o
     }
 }
 
-// √(2/π) and the weight of the cube in GELU's tanh form.
-constexpr float GELU_SCALE = 0.7978845608028654f;
-constexpr float GELU_CUBE = 0.044715f;
 constexpr float HALF_ROOT = 0.7071067811865476f;     // 1/√2
 constexpr float DENSITY_AT_ZERO = 0.3989422804014327f; // 1/√(2π)
 
-// Beyond ±10 the slopes of all activations are 0 or 1; x² and x³ may overflow there. Keeps what is not a number.
-__device__ __forceinline__ float near_zero(float x) { return x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x; }
-
-// ½(1 + tanh u) is the sigmoid of 2u; this is e⁻²ᵘ.
-__device__ __forceinline__ float gelu_decay(float x) {
-    return exp_real(-2.0f * GELU_SCALE * (x + GELU_CUBE * x * x * x));
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) gelu(const real* x, real* y, u64 n, u32 wide) {
     map<1, 1>({x}, {y}, n, wide, [](const float (&x)[1], float (&y)[1]) {
-        // Far below zero the decay overflows to infinity and the quotient is zero.
-        y[0] = divide_real(x[0], 1.0f + gelu_decay(x[0]));
+        y[0] = gelu_of(x[0]);
     });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_grad(const real* x, const real* d_y, real* d_x, u64 n, u32 wide) {
     map<2, 1>({x, d_y}, {d_x}, n, wide, [](const float (&in)[2], float (&out)[1]) {
-        const float x = near_zero(in[0]), decay = gelu_decay(x);
-        const float sigmoid = divide_real(1.0f, 1.0f + decay);
-        const float inner = GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
-        out[0] = in[1] * sigmoid * (1.0f + 2.0f * x * (decay * sigmoid) * inner);
+        out[0] = in[1] * gelu_slope(in[0]);
     });
 }
 

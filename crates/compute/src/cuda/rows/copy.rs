@@ -117,7 +117,7 @@ pub(super) fn cache_append(builder: &mut Builder<'_>, launch: Launch<'_>) -> Res
 
 /// Writes an input of any type into an output of any type, or adds it.
 pub(super) fn convert(builder: &mut Builder<'_>, launch: Launch<'_>, adds: bool) -> Result<()> {
-    use DType::{BF16, F16, F32, U32};
+    use DType::{BF16, E4M3, E5M2, F16, F32, U32};
     let (from, to) = (launch.inputs[0].of.dtype, launch.outputs[0].of.dtype);
     let elements = launch.outputs[0].of.shape.elements();
     let (x, y) = (launch.input(builder, 0), launch.output(builder, 0));
@@ -136,8 +136,8 @@ pub(super) fn convert(builder: &mut Builder<'_>, launch: Launch<'_>, adds: bool)
             let whole = |at| Columns { at, stride: bytes };
             return copy_columns(builder, whole(x), whole(y), 1, bytes);
         }
-        (U32, _) => return Err(launch.unsupported(from)),
-        (_, U32) => return Err(launch.unsupported(to)),
+        (U32 | E4M3 | E5M2, _) => return Err(launch.unsupported(from)),
+        (_, U32 | E4M3 | E5M2) => return Err(launch.unsupported(to)),
     };
     let is_wide = all_aligned(&[x, y]);
     let pack = if is_wide { width(from).max(width(to)) } else { 1 };

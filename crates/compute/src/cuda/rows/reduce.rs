@@ -45,13 +45,26 @@ impl ColumnSums<'_> {
             Grid { blocks: [tiles as u32, chunks as u32, 1], threads: THREADS as u32, shared_bytes: 0 };
         builder.kernel(Source::Reduce, self.name, self.real, &defines, grid, &arguments)?;
 
-        let first = builder.pointer(&self.outputs[0]);
-        let second = self.outputs.get(1).map_or(Arg::Pointer(0), |view| builder.pointer(view));
-        let arguments = [partials, first, second, columns.into(), chunks.into(), flag(adds)];
-        let grid =
-            Grid { blocks: [columns.div_ceil(32) as u32, sums as u32, 1], threads: 1024, shared_bytes: 0 };
-        builder.kernel(Source::Reduce, "finish_columns", self.real, &defines, grid, &arguments)
+        finish_columns(builder, self.real, partials, self.outputs, [chunks, columns], adds)
     }
+}
+
+/// Sums that were taken over chunks of rows are added up, chunk after chunk: `partials` has, for each of them, as many rows of sums
+/// as there are outputs.
+pub(in super::super) fn finish_columns(
+    builder: &mut Builder<'_>,
+    real: DType,
+    partials: Arg,
+    outputs: &[View],
+    [chunks, columns]: [usize; 2],
+    adds: bool,
+) -> Result<()> {
+    let first = builder.pointer(&outputs[0]);
+    let second = outputs.get(1).map_or(Arg::Pointer(0), |view| builder.pointer(view));
+    let arguments = [partials, first, second, columns.into(), chunks.into(), flag(adds)];
+    let blocks = [columns.div_ceil(32) as u32, outputs.len() as u32, 1];
+    let grid = Grid { blocks, threads: 1024, shared_bytes: 0 };
+    builder.kernel(Source::Reduce, "finish_columns", real, &[("WIDE", 1)], grid, &arguments)
 }
 
 pub(super) fn bias(builder: &mut Builder<'_>, launch: Launch<'_>, adds: bool) -> Result<()> {

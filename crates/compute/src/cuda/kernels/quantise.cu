@@ -1,0 +1,201 @@
+// Numbers of eight bits from those of a tensor, or from what is computed of one on the way, as they stand and transposed.
+//
+// First the largest number is looked for in a part of the rows: a block of `largest_*` leaves one of PARTIALS. Then a block of
+// `quantise_*` brings a tile of 128 × 128 numbers through registers: a thread owns 8 neighbouring columns of 4 rows at a
+// time, turns their bytes round in registers and leaves words of 4 rows in shared memory, from where columns are
+// written. Rows and columns are multiples of 16. Sums of columns are taken of the numbers before they are rounded.
+#include "prelude.cuh"
+#include "gelu.cuh"
+
+constexpr u32 THREADS = 256, TILE = 128, EACH = 8, PARTIALS = 256;
+
+enum Source { STORED, GELU, GELU_GRAD };
+
+// Eight neighbouring numbers as they are stored.
+struct Eight {
+    uint4 raw[sizeof(real) / 2];
+    __device__ __forceinline__ void load(const real* from) {
+#pragma unroll
+        for (int i = 0; i < sizeof(real) / 2; i++) raw[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
+    __device__ __forceinline__ void get(float (&to)[EACH]) const {
+#pragma unroll
+        for (int i = 0; i < sizeof(real) / 2; i++) widen<real>(raw[i], to + i * WIDTH);
+    }
+};
+
+// Eight numbers of what is quantised.
+template <Source SOURCE> struct Numbers {
+    Eight first, second;
+    __device__ __forceinline__ void load(const real* from, const real* other, u64 at) {
+        first.load(from + at);
+        if constexpr (SOURCE == GELU_GRAD) second.load(other + at);
+    }
+    __device__ __forceinline__ void get(float (&x)[EACH]) const {
+        first.get(x);
+        if constexpr (SOURCE == GELU) {
+#pragma unroll
+            for (int e = 0; e < EACH; e++) x[e] = gelu_of(x[e]);
+        }
+        if constexpr (SOURCE == GELU_GRAD) {
+            float d[EACH];
+            second.get(d);
+#pragma unroll
+            for (int e = 0; e < EACH; e++) x[e] = d[e] * gelu_slope(x[e]);
+        }
+    }
+};
+
+// The bits of numbers without their signs are in the order of the numbers, and what is not a number comes last.
+template <Source SOURCE>
+__device__ __forceinline__ void largest(const real* first, const real* second, u32* partials, u32 rows, u32 columns,
+                                        u32 stride) {
+    __shared__ u32 warps[THREADS / 32];
+    const u32 packs = columns / EACH, all = (rows + stride - 1) / stride * packs;
+    u32 most = 0;
+#pragma unroll 4
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < all; i += PARTIALS * THREADS) {
+        Numbers<SOURCE> numbers;
+        numbers.load(first, second, (u64)(i / packs) * stride * columns + i % packs * EACH);
+        float x[EACH];
+        numbers.get(x);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) most = max(most, __float_as_uint(x[e]) & 0x7fffffffu);
+    }
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        most = __reduce_max_sync(0xffffffffu, threadIdx.x < THREADS / 32 ? warps[threadIdx.x] : 0);
+        if (threadIdx.x == 0) partials[blockIdx.x] = most;
+    }
+}
+
+// The power of two by which numbers are multiplied when the largest has these bits; `top` is what it comes below.
+__device__ __forceinline__ float scale_of(u32 largest, int top) {
+    constexpr int MOST_SHIFT = 100;
+    if (largest == 0) return 1.0f;
+    if (largest >= 0x7f800000u) return __uint_as_float(0x7fffffffu);
+    const int shift = top + 126 - (int)(largest >> 23);
+    return __uint_as_float((u32)(127 + max(-MOST_SHIFT, min(MOST_SHIFT, shift))) << 23);
+}
+
+// Two numbers as bytes, to nearest; what is too large becomes the largest there is.
+template <bool E5M2> __device__ __forceinline__ u32 two_bytes(float low, float high) {
+    u16 pair;
+    if constexpr (E5M2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+}
+
+// Words of 4 columns in 4 rows become words of 4 rows in 4 columns.
+__device__ __forceinline__ void turn(u32 (&words)[4]) {
+    const u32 a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[2], words[3], 0x5140);
+    const u32 c = __byte_perm(words[0], words[1], 0x7362), d = __byte_perm(words[2], words[3], 0x7362);
+    words[0] = __byte_perm(a, b, 0x5410);
+    words[1] = __byte_perm(a, b, 0x7632);
+    words[2] = __byte_perm(c, d, 0x5410);
+    words[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Where shared memory has the words of rows 8·pair … 8·pair + 7 of a column. Pairs are exchanged by the column's pack, so
+// that neither the threads that write (one pair of all packs) nor those that read (all pairs of one column) meet in a bank.
+__device__ __forceinline__ u32 place(u32 column, u32 pair) { return column * (TILE / 4) + (pair ^ column / EACH) * 2; }
+
+template <Source SOURCE, bool E5M2>
+__device__ __forceinline__ void quantise(const real* first, const real* second, const u32* partials, float* unit,
+                                         unsigned char* as_it_is, unsigned char* transposed, float* sums, u32 rows,
+                                         u32 columns) {
+    __shared__ u32 tile[TILE * TILE / 4];
+    const u32 pack = threadIdx.x % 16, group = threadIdx.x / 16;
+    const u32 column = blockIdx.x * TILE + pack * EACH, first_row = blockIdx.y * TILE;
+    Numbers<SOURCE> numbers[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const u32 row = first_row + (16 * i + group) * 4 + r;
+            if (column < columns && row < rows) numbers[i][r].load(first, second, (u64)row * columns + column);
+        }
+    }
+    u32 most = 0;
+#pragma unroll
+    for (u32 i = 0; i < PARTIALS; i += 32) most = max(most, partials[i + threadIdx.x % 32]);
+    const float scale = scale_of(__reduce_max_sync(0xffffffffu, most), E5M2 ? 9 : 6);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
+
+    float total[EACH] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 low[4] = {}, high[4] = {};
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const u32 row = first_row + (16 * i + group) * 4 + r;
+            if (column >= columns || row >= rows) continue;
+            float x[EACH];
+            numbers[i][r].get(x);
+#pragma unroll
+            for (int e = 0; e < EACH; e++) total[e] += x[e];
+#pragma unroll
+            for (int e = 0; e < EACH; e++) x[e] *= scale;
+            low[r] = two_bytes<E5M2>(x[0], x[1]) | two_bytes<E5M2>(x[2], x[3]) << 16;
+            high[r] = two_bytes<E5M2>(x[4], x[5]) | two_bytes<E5M2>(x[6], x[7]) << 16;
+            if (as_it_is) *reinterpret_cast<uint2*>(as_it_is + (u64)row * columns + column) = make_uint2(low[r], high[r]);
+        }
+        turn(low);
+        turn(high);
+        const u32 word = 16 * i + group;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            tile[place(pack * EACH + c, word / 2) + word % 2] = low[c];
+            tile[place(pack * EACH + 4 + c, word / 2) + word % 2] = high[c];
+        }
+    }
+    __syncthreads();
+    if (transposed) {
+#pragma unroll
+        for (int i = 0; i < TILE / 16; i++) {
+            const u32 own = 16 * i + group, to = blockIdx.x * TILE + own, row = first_row + pack * 8;
+            const uint2 words = *reinterpret_cast<const uint2*>(&tile[place(own, pack)]);
+            if (to < columns && row < rows) *reinterpret_cast<uint2*>(transposed + (u64)to * rows + row) = words;
+        }
+    }
+    if (sums) {
+        // Sixteen groups of rows, added in order.
+        float* parts = reinterpret_cast<float*>(tile);
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < EACH; e++) parts[group * TILE + pack * EACH + e] = total[e];
+        __syncthreads();
+        const u32 own = threadIdx.x, to = blockIdx.x * TILE + own;
+        if (own < TILE && to < columns) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int g = 0; g < 16; g++) sum += parts[g * TILE + own];
+            sums[(u64)blockIdx.y * columns + to] = sum;
+        }
+    }
+}
+
+#define KERNELS(name, SOURCE)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        largest_##name(const real* first, const real* second, u32* partials, u32 rows, u32 columns, u32 stride) {      \
+        largest<SOURCE>(first, second, partials, rows, columns, stride);                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        e4m3_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
+                    unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
+        quantise<SOURCE, false>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns);             \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        e5m2_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
+                    unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
+        quantise<SOURCE, true>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns);              \
+    }
+
+KERNELS(stored, STORED)
+KERNELS(gelu, GELU)
+KERNELS(gelu_grad, GELU_GRAD)

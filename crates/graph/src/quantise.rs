@@ -1,0 +1,254 @@
+//! The quantise pass: products of the layers between embedding and head are of eight bits.
+//!
+//! Both factors of such a product are quantised first, each tensor once: the copy as it stands is a factor of one product, the
+//! transposed one of another. Weights and activations become e4m3, gradients e5m2. A product whose sizes the matrix units do not
+//! take stays as it is. Everything else keeps its type: the results of products, the residual stream, masters and gradients of parameters.
+//!
+//! What is only computed to be quantised is computed on the way: an activation, its slope, and a bias's gradient, which is a sum over the
+//! same numbers.
+
+use std::collections::BTreeMap;
+
+use ironmill_compute::{
+    DType, Kernel, Op, Quantise, TensorType,
+    quantise::{Source, suits},
+};
+
+use crate::{
+    fuse::{producers, remove, touches},
+    graph::{Graph, Node, Tensor},
+    stage::Stage,
+};
+
+/// Which products are of eight bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EightBits {
+    /// None.
+    #[default]
+    Nowhere,
+    /// Those of the layers between embedding and head.
+    Blocks,
+}
+
+/// Applies the pass to a program.
+pub(crate) fn apply(graph: &mut Graph) {
+    separate_activations(graph);
+    let mut pass = Pass { gradients: quantised_gradients(graph), ..Pass::default() };
+    for node in std::mem::take(&mut graph.nodes) {
+        pass.add(graph, node);
+    }
+    graph.nodes = pass.finish();
+    while fuse_one_source(graph) {}
+}
+
+/// Whether a kernel is a product that the pass takes, given its operands.
+fn is_taken(graph: &Graph, node: &Node) -> bool {
+    let is_product = match &node.kernel {
+        Kernel::Op(op) | Kernel::OpInto { op, .. } => {
+            matches!(op, Op::Linear { .. } | Op::LinearGradInput { .. } | Op::LinearGradWeight { .. })
+        }
+        kernel => matches!(kernel, Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. }),
+    };
+    let factors = node.inputs.iter().take(2);
+    is_product && node.stage != Stage::Head && factors.into_iter().all(|&factor| suits(graph.shape(factor)))
+}
+
+/// Activations leave the products that they were fused with.
+fn separate_activations(graph: &mut Graph) {
+    for node in std::mem::take(&mut graph.nodes) {
+        let Node { inputs, outputs, stage, .. } = node.clone();
+        match node.kernel {
+            Kernel::LinearGelu { bias, products } if is_taken(graph, &node) => {
+                let product = Kernel::Op(Op::Linear { bias, products });
+                graph.nodes.push(Node { kernel: product, inputs, outputs: vec![outputs[0]], stage });
+                let (inputs, outputs) = (vec![outputs[0]], vec![outputs[1]]);
+                graph.nodes.push(Node { kernel: Kernel::Op(Op::Gelu), inputs, outputs, stage });
+            }
+            Kernel::LinearGradGelu { products } if is_taken(graph, &node) => {
+                let d_y = graph.value(graph.info(outputs[0]).of);
+                let (kernel, h) = (Kernel::Op(Op::LinearGradInput { products }), inputs[2]);
+                graph.nodes.push(Node { kernel, inputs: inputs[..2].to_vec(), outputs: vec![d_y], stage });
+                let kernel = Kernel::Op(Op::GeluGrad);
+                graph.nodes.push(Node { kernel, inputs: vec![h, d_y], outputs, stage });
+            }
+            _ => graph.nodes.push(node),
+        }
+    }
+}
+
+/// The gradients that products take.
+fn quantised_gradients(graph: &Graph) -> Vec<Tensor> {
+    let is_gradient = |node: &&Node| match &node.kernel {
+        Kernel::Op(op) | Kernel::OpInto { op, .. } => {
+            !matches!(op, Op::Linear { .. }) && is_taken(graph, node)
+        }
+        _ => false,
+    };
+    graph.nodes.iter().filter(is_gradient).map(|node| node.inputs[0]).collect()
+}
+
+#[derive(Default)]
+struct Pass {
+    gradients: Vec<Tensor>,
+    nodes: Vec<Slot>,
+    /// Where a tensor is quantised, as a gradient or not.
+    quantised: BTreeMap<(Tensor, bool), usize>,
+}
+
+/// A node of the new program, or the place where a tensor is quantised.
+enum Slot {
+    Node(Node),
+    Quantise(Copies),
+}
+
+/// A tensor with those of its copies that somebody reads.
+struct Copies {
+    tensor: Tensor,
+    of: DType,
+    stage: Stage,
+    unit: Tensor,
+    rows: Option<Tensor>,
+    columns: Option<Tensor>,
+    /// Where the sums of its columns go, and whether they add to what is there.
+    sums: Option<(Tensor, bool)>,
+}
+
+impl Pass {
+    fn add(&mut self, graph: &mut Graph, node: Node) {
+        if self.add_sums(graph, &node) {
+            return;
+        }
+        let (op, add) = match &node.kernel {
+            Kernel::Op(op) => (op, false),
+            Kernel::OpInto { op, add } => (op, *add),
+            _ => return self.nodes.push(Slot::Node(node)),
+        };
+        if !is_taken(graph, &node) {
+            return self.nodes.push(Slot::Node(node));
+        }
+        let (first, second) = (node.inputs[0], node.inputs[1]);
+        let mut rows = |pass: &mut Self, tensor, of| pass.rows(graph, tensor, of, node.stage);
+        let (bias, mut inputs) = match op {
+            Op::Linear { bias, .. } => {
+                let [x, w] = [first, second].map(|tensor| rows(self, tensor, DType::E4M3));
+                (*bias, [x, w].concat())
+            }
+            Op::LinearGradInput { .. } => {
+                let d_y = rows(self, first, DType::E5M2);
+                (false, [d_y, self.columns(graph, second, DType::E4M3, node.stage)].concat())
+            }
+            _ => {
+                let d_y = self.columns(graph, first, DType::E5M2, node.stage);
+                (false, [d_y, self.columns(graph, second, DType::E4M3, node.stage)].concat())
+            }
+        };
+        inputs.extend_from_slice(&node.inputs[2..]);
+        let kernel = Kernel::ScaledProduct { bias, add };
+        self.nodes.push(Slot::Node(Node { kernel, inputs, ..node }));
+    }
+
+    /// A bias's gradient is summed while the gradient is quantised, unless that would move it past somebody else's write.
+    fn add_sums(&mut self, graph: &mut Graph, node: &Node) -> bool {
+        let &Kernel::OpInto { op: Op::LinearGradBias, add } = &node.kernel else { return false };
+        let (d_y, state) = (node.inputs[0], node.outputs[0]);
+        if !self.gradients.contains(&d_y) {
+            return false;
+        }
+        let place = self.place(graph, d_y, DType::E5M2, node.stage);
+        let between = self.nodes[place + 1..].iter().filter_map(|slot| match slot {
+            Slot::Node(node) => Some(node.clone()),
+            Slot::Quantise(_) => None,
+        });
+        if touches(&between.collect::<Vec<_>>(), graph, state) {
+            return false;
+        }
+        let Slot::Quantise(copies) = &mut self.nodes[place] else { return false };
+        let is_free = copies.sums.is_none();
+        copies.sums.get_or_insert((state, add));
+        is_free
+    }
+
+    /// Where a tensor is quantised: here, if nowhere before.
+    fn place(&mut self, graph: &mut Graph, tensor: Tensor, of: DType, stage: Stage) -> usize {
+        let key = (tensor, of == DType::E5M2);
+        if let Some(&place) = self.quantised.get(&key) {
+            return place;
+        }
+        let unit = graph.value(TensorType::new(&[1], DType::F32));
+        let copies = Copies { tensor, of, stage, unit, rows: None, columns: None, sums: None };
+        self.nodes.push(Slot::Quantise(copies));
+        self.quantised.insert(key, self.nodes.len() - 1);
+        self.nodes.len() - 1
+    }
+
+    fn copies(&mut self, graph: &mut Graph, tensor: Tensor, of: DType, stage: Stage) -> &mut Copies {
+        let place = self.place(graph, tensor, of, stage);
+        match &mut self.nodes[place] {
+            Slot::Quantise(copies) => copies,
+            Slot::Node(_) => unreachable!("places are of quantised tensors"),
+        }
+    }
+
+    /// The copy of a tensor as it stands, with its unit.
+    fn rows(&mut self, graph: &mut Graph, tensor: Tensor, of: DType, stage: Stage) -> Vec<Tensor> {
+        let copy = TensorType { dtype: of, ..graph.info(tensor).of };
+        let fresh = graph.value(copy);
+        let copies = self.copies(graph, tensor, of, stage);
+        vec![*copies.rows.get_or_insert(fresh), copies.unit]
+    }
+
+    /// The transposed copy of a tensor, with its unit.
+    fn columns(&mut self, graph: &mut Graph, tensor: Tensor, of: DType, stage: Stage) -> Vec<Tensor> {
+        let shape = graph.shape(tensor);
+        let fresh = graph.value(TensorType::new(&[shape.columns(), shape.rows()], of));
+        let copies = self.copies(graph, tensor, of, stage);
+        vec![*copies.columns.get_or_insert(fresh), copies.unit]
+    }
+
+    fn finish(self) -> Vec<Node> {
+        let node = |slot: Slot| match slot {
+            Slot::Node(node) => node,
+            Slot::Quantise(copies) => copies.node(),
+        };
+        self.nodes.into_iter().map(node).collect()
+    }
+}
+
+impl Copies {
+    fn node(self) -> Node {
+        let Copies { tensor, of, stage, unit, rows, columns, sums } = self;
+        let kernel = Kernel::Quantise(Quantise {
+            of,
+            source: Source::Stored,
+            rows: rows.is_some(),
+            columns: columns.is_some(),
+            sums: sums.map(|(_, add)| add),
+        });
+        let outputs = [Some(unit), rows, columns, sums.map(|(state, _)| state)];
+        Node { kernel, inputs: vec![tensor], outputs: outputs.into_iter().flatten().collect(), stage }
+    }
+}
+
+/// What only goes into a quantised copy is computed on the way there.
+fn fuse_one_source(graph: &mut Graph) -> bool {
+    let (readers, producers) = (graph.readers(), producers(graph));
+    for index in 0..graph.nodes.len() {
+        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
+        let tensor = graph.nodes[index].inputs[0];
+        let Some(producer) = producers[tensor.0] else { continue };
+        let source = match graph.nodes[producer].kernel {
+            Kernel::Op(Op::Gelu) => Source::Gelu,
+            Kernel::Op(Op::GeluGrad) => Source::GeluGrad,
+            _ => continue,
+        };
+        if of.source != Source::Stored || readers[tensor.0] != [index] || graph.kept.contains(&tensor) {
+            continue;
+        }
+        graph.nodes[index].inputs = graph.nodes[producer].inputs.clone();
+        graph.nodes[index].kernel = Kernel::Quantise(Quantise { source, ..of });
+        let removed: Vec<bool> = (0..graph.nodes.len()).map(|other| other == producer).collect();
+        remove(graph, &removed);
+        return true;
+    }
+    false
+}

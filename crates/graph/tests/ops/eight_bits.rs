@@ -1,0 +1,98 @@
+//! Products of eight bits: exactly computed they change nothing, rounded they stay as near as their types allow, and a backend
+//! without them says so.
+
+use ironmill_compute::{DType, Kernel, Reference, quantise::Source};
+use ironmill_graph::{EightBits, Passes, Precision, Runtime, refresh_program};
+
+use crate::{
+    harness::{cpu, exact},
+    tiny::{Model, SMALL, Size, Trial, train},
+    tolerance::{assert_close, largest},
+};
+
+/// Sixteen rows in a micro-batch of two, and widths of multiples of 16.
+const SIZE: Size = Size { positions: 8, channels: 16, dropout: 0.0, ..SMALL };
+const EIGHT: Passes = Passes { eight_bits: EightBits::Blocks, ..Passes::ALL };
+
+#[test]
+fn exactly_computed_they_change_nothing() {
+    for recompute in [false, true] {
+        let model = Model::new(Size { dropout: 0.1, recompute, ..SIZE });
+        let plain = train(&model, exact(), &Passes::NONE);
+        for (name, passes) in [("fused", EIGHT), ("unfused", Passes { fuse: false, ..EIGHT })] {
+            let eight = train(&model, exact(), &passes);
+            assert_close(&format!("{name}: losses"), &eight.losses, &plain.losses, 1e-12);
+            assert_close(&format!("{name}: gradients"), &eight.gradients, &plain.gradients, 1e-12);
+            assert_close(&format!("{name}: parameters"), &eight.parameters, &plain.parameters, 1e-12);
+        }
+    }
+}
+
+#[test]
+fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_way() {
+    let model = Model::new(SIZE);
+    let mut trial = Trial::new(&model, exact(), &Passes::NONE);
+    let program = trial.compile(model.micro(2, false), &EIGHT);
+    let count = |is: &dyn Fn(&Kernel) -> bool| trial.runtime.kernels(program.id).filter(|k| is(k)).count();
+    // Four products a layer, forward and two gradients, in two layers.
+    assert_eq!(count(&|kernel| matches!(kernel, Kernel::ScaledProduct { .. })), 2 * 4 * 3);
+    // Each has an input, a weight and a gradient of its own.
+    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * 4 * 3);
+    for (source, expected) in [(Source::Gelu, 2), (Source::GeluGrad, 2), (Source::Stored, 20)] {
+        let is = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.source == source);
+        assert_eq!(count(&is), expected, "{source:?}");
+    }
+    // Gradients of biases are sums over what is quantised.
+    let sums = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.sums.is_some());
+    assert_eq!(count(&sums), 2 * 4);
+    assert_eq!(count(&|kernel| kernel.name() == "linear_grad_bias"), 0);
+}
+
+#[test]
+fn only_the_copies_that_are_read_are_written() {
+    let model = Model::new(SIZE);
+    let mut trial = Trial::new(&model, exact(), &Passes::NONE);
+    let program = trial.compile(model.forward(2), &EIGHT);
+    let transposed = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.columns);
+    assert_eq!(trial.runtime.kernels(program.id).filter(|kernel| transposed(kernel)).count(), 0);
+}
+
+#[test]
+fn sizes_that_the_matrix_units_do_not_take_stay_as_they_are() {
+    let model = Model::new(Size { positions: 5, ..SIZE });
+    let mut trial = Trial::new(&model, exact(), &Passes::NONE);
+    let program = trial.compile(model.micro(2, false), &EIGHT);
+    let is_eight = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(_) | Kernel::ScaledProduct { .. });
+    assert!(!trial.runtime.kernels(program.id).any(is_eight));
+}
+
+#[test]
+fn rounded_they_are_as_near_as_eight_bits_allow() {
+    let model = Model::new(SIZE);
+    let run = |device, passes: &Passes| {
+        let mut trial = Trial::new(&model, device, &Passes::ALL);
+        let (masters, copy) = (model.optimiser.parameters, model.working);
+        let refresh = refresh_program(model.layout.len(), DType::BF16, masters, copy);
+        let refresh = trial.runtime.compile(refresh, &Passes::NONE).unwrap();
+        let program = trial.compile(model.micro(2, false), passes);
+        trial.runtime.run(refresh).unwrap();
+        (trial.run(&program, 0..2, 2, 0), trial.gradients())
+    };
+    let (loss, gradients) = run(exact(), &Passes::ALL);
+    let precision =
+        Precision::Working { dtype: DType::BF16, masters: model.optimiser.parameters, copy: model.working };
+    let (rounded_loss, rounded) = run(Box::new(Reference::rounded()), &Passes { precision, ..EIGHT });
+    assert_close("loss", &[rounded_loss], &[loss], DType::E4M3.epsilon() / 4.0);
+    // A gradient is a sum over few rows here, so that roundings hardly average out.
+    assert_close("gradients", &rounded, &gradients, DType::E5M2.epsilon());
+    let apart: Vec<f64> = rounded.iter().zip(&gradients).map(|(a, b)| a - b).collect();
+    assert!(largest(&apart) > 4.0 * DType::BF16.epsilon() * largest(&gradients), "the rounding is real");
+}
+
+#[test]
+fn cpu_refuses_eight_bits_by_name_when_the_program_is_compiled() {
+    let model = Model::new(SIZE);
+    let mut runtime = Runtime::new(cpu(1), &model.states).unwrap();
+    let message = runtime.compile(model.micro(2, false).graph, &EIGHT).unwrap_err().to_string();
+    assert!(message.starts_with("the cpu backend has no quantise kernel in e4m3"), "{message}");
+}
