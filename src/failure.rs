@@ -224,7 +224,7 @@ impl From<ironmill_model::Error> for Failure {
             Error::Damaged { .. } | Error::NotAModel { .. } | Error::OtherShape { .. } | Error::Prompt(_) => {
                 Code::BadData
             }
-            Error::Diverged { .. } => Code::Diverged,
+            Error::Refused { .. } => Code::Diverged,
             Error::Io { ref source, .. } if source.kind() == io::ErrorKind::NotFound => Code::NoInput,
             Error::Io { .. } => Code::Io,
         };

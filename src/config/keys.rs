@@ -65,6 +65,10 @@ impl Key {
     }
 }
 
+/// The courses of a learning rate.
+const SCHEDULES: [&str; 8] =
+    ["cosine", "constant", "linear", "stable_decay", "restarts", "one_cycle", "exponential", "plateau"];
+
 /// The sections, in the order in which people write them.
 pub const SECTIONS: &[&str] = &["tokenizer", "data", "model", "train", "sample"];
 
@@ -110,8 +114,13 @@ pub const KEYS: &[Key] = &[
     with_later(key("train", "micro_batch", Kind::Count), &["auto"]),
     key("train", "learning_rate", Kind::Number),
     key("train", "min_learning_rate", Kind::Number),
-    key("train", "schedule", Kind::Choice(&["cosine", "constant"])),
+    key("train", "schedule", Kind::Choice(&SCHEDULES)),
     key("train", "warmup", Kind::Count),
+    key("train", "decay_share", Kind::Number),
+    key("train", "restart_every", Kind::Count),
+    key("train", "restart_factor", Kind::Count),
+    key("train", "plateau_factor", Kind::Number),
+    key("train", "plateau_patience", Kind::Count),
     key("train", "optimizer", Kind::Choice(&["adamw", "adam", "sgd"])),
     key("train", "weight_decay", Kind::Number),
     key("train", "beta1", Kind::Number),
@@ -119,6 +128,10 @@ pub const KEYS: &[Key] = &[
     key("train", "eps", Kind::Number),
     key("train", "momentum", Kind::Number),
     key("train", "grad_clip", Kind::Number),
+    with_later(key("train", "on_nonfinite", Kind::Choice(&["stop", "skip"])), &["rollback"]),
+    key("train", "loss_outlier", Kind::Number),
+    key("train", "norm_outlier", Kind::Number),
+    key("train", "outlier_warmup", Kind::Count),
     key("train", "label_smoothing", Kind::Number),
     key("train", "z_loss", Kind::Number),
     key("train", "recompute", Kind::Choice(&["auto", "none", "blocks"])),
@@ -142,7 +155,6 @@ const LATER_KEYS: &[(&str, &str)] = &[
     ("tokenizer", "memory"),
     ("data", "workers"),
     ("train", "keep_best"),
-    ("train", "on_nonfinite"),
     ("train", "ema"),
     ("sample", "repetition_penalty"),
 ];

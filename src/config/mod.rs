@@ -153,6 +153,21 @@ pub struct TrainConfig {
     pub schedule: String,
     /// Steps in which the learning rate rises.
     pub warmup: u64,
+    /// The share of the steps in which a stable rate falls at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_share: Option<f64>,
+    /// Steps of the first cycle of a schedule that restarts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_every: Option<u64>,
+    /// How many times as long each cycle is as the one before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_factor: Option<u64>,
+    /// What the rate is multiplied with on a plateau.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plateau_factor: Option<f64>,
+    /// Measurements without improvement before that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plateau_patience: Option<u64>,
     /// `adamw`, `adam` or `sgd`.
     pub optimizer: String,
     /// The decay of matrices.
@@ -171,6 +186,14 @@ pub struct TrainConfig {
     pub momentum: Option<f64>,
     /// The largest global norm of a gradient; 0 does not clip.
     pub grad_clip: f64,
+    /// What happens when a step is refused: `stop` or `skip`.
+    pub on_nonfinite: String,
+    /// How many standard deviations a loss may lie above its running mean; 0 allows any.
+    pub loss_outlier: f64,
+    /// The same for the gradient norm.
+    pub norm_outlier: f64,
+    /// Steps before anything is called an outlier.
+    pub outlier_warmup: u64,
     /// The share of a target's probability that is spread over the vocabulary.
     pub label_smoothing: f64,
     /// The weight of the squared log-sum-exp in the loss.

@@ -3,7 +3,7 @@
 use super::cuda;
 use super::plan::Samples;
 use super::run_folder::RunFolder;
-use crate::config::{Config, Length, MASK};
+use crate::config::{Config, Length, MASK, TrainConfig};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
@@ -11,8 +11,8 @@ use ironmill_compute::kernel::{CARD_LOGITS, PROCESSOR_LOGITS};
 use ironmill_compute::{Cpu, Cuda, DType, Device, LossShape, Reference};
 use ironmill_graph::{EightBits, Passes, Precision};
 use ironmill_model::{
-    Architecture, Betas, Decay, Engine, Model, Objective, OptimizerOptions, Schedule, TrainOptions,
-    checkpoint,
+    Architecture, Betas, Decay, Engine, GuardOptions, Model, Objective, OptimizerOptions, Schedule,
+    TrainOptions, checkpoint,
 };
 use ironmill_text::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
             floor: train.min_learning_rate,
             warmup: train.warmup,
             steps,
-            decay: if train.schedule == "constant" { Decay::Constant } else { Decay::Cosine },
+            decay: decay(train),
         },
         optimizer: match train.optimizer.as_str() {
             "sgd" => OptimizerOptions::Sgd { momentum: train.momentum.unwrap_or_default() as f32 },
@@ -75,6 +75,13 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
         },
         weight_decay: train.weight_decay as f32,
         grad_clip: train.grad_clip as f32,
+        guard: GuardOptions {
+            loss_outlier: train.loss_outlier as f32,
+            norm_outlier: train.norm_outlier as f32,
+            warmup: u32::try_from(train.outlier_warmup).unwrap_or(u32::MAX),
+            stops: train.on_nonfinite == "stop",
+        },
+        faults: Vec::new(),
         loss: LossShape { label_smoothing: train.label_smoothing as f32, z_loss: train.z_loss as f32 },
         recompute: train.recompute == "blocks",
         working: working(&train.precision, &train.device),
@@ -88,6 +95,26 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
             },
             ..Passes::ALL
         },
+    }
+}
+
+/// The course of the learning rate after the warm-up.
+fn decay(train: &TrainConfig) -> Decay {
+    match train.schedule.as_str() {
+        "constant" => Decay::Constant,
+        "linear" => Decay::Linear,
+        "stable_decay" => Decay::StableDecay { share: train.decay_share.unwrap_or_default() },
+        "restarts" => Decay::Restarts {
+            period: train.restart_every.unwrap_or_default(),
+            factor: train.restart_factor.unwrap_or_default(),
+        },
+        "one_cycle" => Decay::OneCycle,
+        "exponential" => Decay::Exponential,
+        "plateau" => Decay::Plateau {
+            factor: train.plateau_factor.unwrap_or_default(),
+            patience: u32::try_from(train.plateau_patience.unwrap_or_default()).unwrap_or(u32::MAX),
+        },
+        _ => Decay::Cosine,
     }
 }
 

@@ -42,7 +42,25 @@ const PLAIN: &[&str] = &["plain.toml"];
 const LLAMA: &[&str] = &["--model.architecture", "llama"];
 /// Steps large enough for constants that matter little at the start of a training.
 const BOLD: &[&str] = &["--train.learning-rate", "0.1"];
+/// A rate at which the validation loss rises at once.
+const PLATEAU: &[&str] = &[
+    "--train.schedule",
+    "plateau",
+    "--train.warmup",
+    "0",
+    "--train.eval-every",
+    "1",
+    "--train.learning-rate",
+    "2",
+    "--train.steps",
+    "6",
+    "--train.plateau-patience",
+    "1",
+];
 const SGD: &[&str] = &["--train.optimizer", "sgd"];
+/// Steps that leave the others behind at once are refused, and the run goes on.
+const OUTLIERS: &[&str] =
+    &["--train.on-nonfinite", "skip", "--train.outlier-warmup", "1", "--train.learning-rate", "1"];
 
 const ROWS: &[Row] = &[
     ("seed", "6", &[], "losses"),
@@ -96,6 +114,17 @@ const ROWS: &[Row] = &[
     ("train.learning_rate", "2e-2", &[], "rates"),
     ("train.min_learning_rate", "0", &[], "rates"),
     ("train.schedule", "constant", &[], "rates"),
+    ("train.schedule", "linear", &[], "rates"),
+    ("train.schedule", "stable_decay", &[], "rates"),
+    ("train.schedule", "restarts", &[], "rates"),
+    ("train.schedule", "one_cycle", &[], "rates"),
+    ("train.schedule", "exponential", &[], "rates"),
+    ("train.schedule", "plateau", &[], "rates"),
+    ("train.decay_share", "0.5", &["--train.schedule", "stable_decay", "--train.warmup", "0"], "rates"),
+    ("train.restart_every", "1", &["--train.schedule", "restarts"], "rates"),
+    ("train.restart_factor", "1", &["--train.schedule", "restarts", "--train.restart-every", "1"], "rates"),
+    ("train.plateau_factor", "0.2", PLATEAU, "rates"),
+    ("train.plateau_patience", "0", PLATEAU, "rates"),
     ("train.warmup", "3", &[], "rates"),
     ("train.optimizer", "adam", &["--train.weight-decay", "0.1"], "losses"),
     ("train.optimizer", "sgd", &[], "losses"),
@@ -105,6 +134,20 @@ const ROWS: &[Row] = &[
     ("train.eps", "1", &[], "losses"),
     ("train.momentum", "0", SGD, "losses"),
     ("train.grad_clip", "0.01", SGD, "losses"),
+    (
+        "train.on_nonfinite",
+        "skip",
+        &["--train.norm-outlier", "1e-3", "--train.outlier-warmup", "1"],
+        "exit code",
+    ),
+    ("train.loss_outlier", "1e-3", OUTLIERS, "losses"),
+    ("train.norm_outlier", "1e-3", OUTLIERS, "losses"),
+    (
+        "train.outlier_warmup",
+        "100",
+        &["--train.on-nonfinite", "skip", "--train.outlier-warmup", "1", "--train.norm-outlier", "1e-3"],
+        "losses",
+    ),
     ("train.label_smoothing", "0.2", &[], "losses"),
     ("train.z_loss", "0.1", &[], "losses"),
     ("train.recompute", "blocks", &["--model.layers", "4"], "memory"),
@@ -122,6 +165,19 @@ const ROWS: &[Row] = &[
     ("sample.top_k", "1", &[], "text"),
     ("sample.top_p", "0.01", &[], "text"),
     ("sample.seed", "9", &[], "text"),
+];
+
+/// Keys that only another architecture, optimiser or schedule than the default one has.
+const OF_OTHERS: [&str; 9] = [
+    "qk_norm",
+    "rope_theta",
+    "rope_scaling",
+    "momentum",
+    "decay_share",
+    "restart_every",
+    "restart_factor",
+    "plateau_factor",
+    "plateau_patience",
 ];
 
 /// Everything that a run leaves for a person or a program to see.
@@ -277,7 +333,7 @@ fn the_manual_s_defaults_are_those_of_an_empty_file() {
             .find(|line| line.starts_with(&format!("{name} = ")));
         let Some(line) = line else {
             // What only another style has is not in an empty file.
-            assert!(["qk_norm", "rope_theta", "rope_scaling", "momentum"].contains(&name), "{key}");
+            assert!(OF_OTHERS.contains(&name), "{key}");
             continue;
         };
         let found = line.split_once(" = ").unwrap().1.split("  # ").next().unwrap().trim();

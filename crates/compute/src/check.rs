@@ -3,7 +3,7 @@
 use crate::{
     device::{Launch, overlap},
     error::{Error, Result},
-    kernel::{HeadLoss, Kernel, UpdateRange, joint_parts},
+    kernel::{GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, UpdateRange, joint_parts},
     op::{Attention, Op},
     quantise::{self, Quantise},
     tensor::{DType, TensorType},
@@ -126,6 +126,12 @@ impl Rule<'_> {
                 self.count(1, 1)?;
                 self.ensure(outputs[0].shape.elements() == 1, "the norm is one number")
             }
+            Kernel::Guard(_) => {
+                self.count(4, 3)?;
+                let fits = inputs.iter().all(|of| of.shape.elements() == 1)
+                    && outputs.iter().map(|of| of.shape.elements()).eq([1, GUARD_REPORT, GUARD_STATISTICS]);
+                self.ensure(fits, "norm, loss, targets, exponent and scale are one number each, a report four, statistics six")
+            }
             Kernel::Adam(adam) => self.optimiser(&adam.ranges, 3),
             Kernel::Sgd(sgd) => self.optimiser(&sgd.ranges, 2),
         }
@@ -227,14 +233,14 @@ impl Rule<'_> {
 
     /// An optimiser changes `flat` buffers of one length and its counter.
     fn optimiser(&self, ranges: &[UpdateRange], flat: usize) -> Result<()> {
-        self.count(4, flat + 1)?;
+        self.count(3, flat + 1)?;
         let elements = self.inputs[0].shape.elements();
         let same = self.outputs[..flat].iter().all(|state| state.shape.elements() == elements);
         self.ensure(same, "parameters, gradients and moments must have one length")?;
-        let scalars = [self.inputs[1], self.inputs[2], self.inputs[3], self.outputs[flat]];
+        let scalars = [self.inputs[1], self.inputs[2], self.outputs[flat]];
         self.ensure(
             scalars.iter().all(|of| of.shape.elements() == 1),
-            "norm, rate, exponent and counter are one number each",
+            "scale, rate and counter are one number each",
         )?;
         let mut ranges: Vec<(usize, usize)> = ranges.iter().map(|range| (range.start, range.len)).collect();
         ranges.sort_unstable();

@@ -3,7 +3,12 @@
 //! Backends match exhaustively on [`Kernel`], so a new one is a compile error wherever it is missing. A fused kernel has an
 //! [`Expansion`] into plain kernels; the reference backend runs only that, which makes it the oracle of the fused one.
 
-use std::sync::Arc;
+mod guard;
+mod update;
+
+pub use guard::{GUARD_REPORT, GUARD_STATISTICS, Guard, Verdict};
+pub(crate) use guard::{Judgement, Observation};
+pub use update::{Adam, Sgd, UpdateRange};
 
 use crate::{
     op::{Attention, LossShape, Mask, Op},
@@ -80,6 +85,8 @@ pub enum Kernel {
     },
     /// `(gradients) → √Σg² [1]`: not finite exactly when a gradient is not.
     GlobalNorm,
+    /// Whether a step is applied, and what its gradients are multiplied with. See [`Guard`].
+    Guard(Guard),
     /// One step of Adam or AdamW. See [`Adam`].
     Adam(Adam),
     /// One step of gradient descent with momentum. See [`Sgd`].
@@ -118,54 +125,6 @@ impl HeadLoss {
     }
 }
 
-/// A run of parameters that one rule updates.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct UpdateRange {
-    /// First element.
-    pub start: usize,
-    /// Elements.
-    pub len: usize,
-    /// Weight decay, before multiplication by the learning rate.
-    pub weight_decay: f32,
-}
-
-/// Adam (Kingma & Ba, 2015) and AdamW (Loshchilov & Hutter, 2019) over flat buffers:
-/// `(gradients, norm [1], learning rate [1], exponent [1]) → parameters, first moment, second moment, step counter u32[1]`,
-/// all state.
-///
-/// The loss may have been multiplied by 2^exponent, to keep small gradients from vanishing in 16 bits: gradients and norm are
-/// divided by it first. Then gradients are scaled by min(1, clip / norm). When the norm is not finite nothing is written, and the counter that
-/// corrects the moments' bias does not advance.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Adam {
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// The largest global norm; 0 turns clipping off.
-    pub clip: f32,
-    /// Whether weight decay shrinks the parameter (AdamW) rather than adding to its gradient (Adam).
-    pub decoupled: bool,
-    /// What to update; elements outside every range (padding, frozen parameters) are never touched.
-    pub ranges: Arc<[UpdateRange]>,
-}
-
-/// Stochastic gradient descent with momentum:
-/// `(gradients, norm [1], learning rate [1], exponent [1]) → parameters, momentum, step counter u32[1]`, all state.
-///
-/// The exponent, clipping and a norm that is not finite are treated as in [`Adam`]; weight decay adds to the gradient.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sgd {
-    /// Decay of the running sum of gradients.
-    pub momentum: f32,
-    /// The largest global norm; 0 turns clipping off.
-    pub clip: f32,
-    /// What to update.
-    pub ranges: Arc<[UpdateRange]>,
-}
-
 impl Kernel {
     /// The kernel's name in errors and listings.
     pub fn name(&self) -> &'static str {
@@ -186,6 +145,7 @@ impl Kernel {
             Kernel::Quantise(of) => of.name(),
             Kernel::ScaledProduct { .. } => "scaled_product",
             Kernel::GlobalNorm => "global_norm",
+            Kernel::Guard(_) => "guard",
             Kernel::Adam(_) => "adam",
             Kernel::Sgd(_) => "sgd",
         }
@@ -324,6 +284,7 @@ impl Kernel {
             | Kernel::StateWrite { .. }
             | Kernel::CacheAppend
             | Kernel::GlobalNorm
+            | Kernel::Guard(_)
             | Kernel::Adam(_)
             | Kernel::Sgd(_) => return None,
         }

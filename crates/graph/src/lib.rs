@@ -5,7 +5,7 @@
 //! build → backward ([`Graph::train`]) → precision → fuse → plan → bind ([`Runtime::compile`]).
 //!
 //! ```
-//! use ironmill_compute::{Adam, DType, HostData, LossShape, Reference};
+//! use ironmill_compute::{Adam, DType, GUARD_STATISTICS, Guard, HostData, LossShape, Reference};
 //! use ironmill_graph::{
 //!     Accumulate, Graph, Layout, Optimiser, OptimiserState, Passes, Runtime, States, update_program,
 //! };
@@ -18,6 +18,8 @@
 //! let (parameters, gradients) = (flat("parameters"), flat("gradients"));
 //! let (first_moment, second_moment) = (flat("first moment"), Some(flat("second moment")));
 //! let counter = states.declare("counter", DType::U32, 1);
+//! let loss_sum = states.declare("loss", DType::F32, 1);
+//! let guard = states.declare("guard", DType::F32, GUARD_STATISTICS);
 //!
 //! let mut g = Graph::new();
 //! let table = g.parameter(parameters, &layout.parameters()[0]);
@@ -34,10 +36,13 @@
 //!
 //! let mut runtime = Runtime::new(Box::new(Reference::exact()), &states)?;
 //! let micro = runtime.compile(g, &Passes::ALL)?;
-//! let state = OptimiserState { parameters, gradients, first_moment, second_moment, counter, len: layout.len() };
+//! let len = layout.len();
+//! let state =
+//!     OptimiserState { parameters, gradients, first_moment, second_moment, counter, loss: loss_sum, guard, len };
 //! let ranges = layout.update_ranges(0.0);
-//! let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip: 1.0, decoupled: true, ranges };
-//! let step = update_program(state, Optimiser::Adam(adam));
+//! let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: true, ranges };
+//! let guard = Guard { clip: 1.0, loss_outlier: 0.0, norm_outlier: 0.0, warmup: 0, holds: true };
+//! let step = update_program(state, guard, Optimiser::Adam(adam));
 //! let update = runtime.compile(step.graph, &Passes::ALL)?;
 //!
 //! let values: Vec<f32> = (0..layout.len()).map(|i| (i as f32).sin()).collect();

@@ -108,6 +108,7 @@ impl Layout {
                 start: p.offset,
                 len: p.shape.elements(),
                 weight_decay: if p.decays { weight_decay } else { 0.0 },
+                rate: 1.0,
             })
             .collect()
     }

@@ -195,16 +195,17 @@ impl Runtime {
         self.device.runs_ahead()
     }
 
-    /// Begins to read a kept number of a program that was just run and the first number of a state, as they are when
+    /// Begins to read two kept values of a program that was just run and the first number of a state, as they are when
     /// everything that was run so far has ended.
-    pub fn begin_read(&mut self, program: ProgramId, tensor: Tensor, state: StateId) -> Result<ReadId> {
-        let views = [self.kept_view(program, tensor)?, self.state_view(state, 0..1)];
+    pub fn begin_read(&mut self, program: ProgramId, kept: [Tensor; 2], state: StateId) -> Result<ReadId> {
+        let [first, second] = kept.map(|tensor| self.kept_view(program, tensor));
+        let views = [first?, second?, self.state_view(state, 0..1)];
         Ok(self.device.begin_read(&views)?)
     }
 
-    /// Waits for such a read.
-    pub fn end_read(&mut self, read: ReadId) -> Result<[f32; 2]> {
-        let mut numbers = [0.0; 2];
+    /// Waits for such a read and gives its numbers one behind the other.
+    pub fn end_read<const N: usize>(&mut self, read: ReadId) -> Result<[f32; N]> {
+        let mut numbers = [0.0; N];
         self.device.end_read(read, &mut numbers)?;
         Ok(numbers)
     }

@@ -28,7 +28,7 @@ use crate::{
     config::ModelConfig,
     error::{Error, Result},
     hugging_face,
-    train::LossScale,
+    train::{GuardState, LossScale, Plateau},
     weights::{load_weights, save_weights},
 };
 
@@ -41,7 +41,7 @@ const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
 
 /// Where a run stands, apart from its tensors.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerState {
     /// Steps taken.
@@ -59,6 +59,12 @@ pub struct TrainerState {
     /// The loss scale, where training has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
+    /// What outliers are told by.
+    #[serde(default)]
+    pub guard: GuardState,
+    /// What the learning rate follows, where it follows the validation loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plateau: Option<Plateau>,
 }
 
 /// All that a resumed run needs.
@@ -352,6 +358,8 @@ mod tests {
             tokens: 48 * step,
             updates: step as u32,
             loss_scale: None,
+            guard: GuardState { steps: 7.0, loss: 3.1, ..GuardState::default() },
+            plateau: Some(Plateau { best: Some(3.3), waited: 1, lowered: 2 }),
             seed: 9,
             optimizer: "adamw".into(),
         };

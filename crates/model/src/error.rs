@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use ironmill_compute::Verdict;
+
 /// An error of a model, a training run or a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -55,13 +57,16 @@ pub enum Error {
         /// Which sizes differ.
         problem: String,
     },
-    /// The loss or a gradient is not a number.
+    /// A step was refused before it changed anything.
     #[error(
-        "step {step}: the gradient norm is {norm} (loss {loss}), so the step was not applied and the weights are those of step {}; lower learning_rate, raise warmup, or check the data around this step", step - 1
+        "step {step}: {}, so it was not applied and the weights are those of step {}; lower learning_rate, raise warmup, or check the data around this step",
+        refusal(*verdict, *loss, *norm), step - 1
     )]
-    Diverged {
-        /// The step that failed, counted from 1.
+    Refused {
+        /// The step, counted from 1.
         step: u64,
+        /// Why.
+        verdict: Verdict,
         /// Its loss.
         loss: f64,
         /// Its gradient norm.
@@ -90,6 +95,15 @@ impl Error {
     pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.to_path_buf();
         move |source| Error::Io { path, source }
+    }
+}
+
+/// Why a step was refused, with its numbers.
+fn refusal(verdict: Verdict, loss: f64, norm: f64) -> String {
+    match verdict {
+        Verdict::LossOutlier => format!("the loss {loss:.4} is far above its running mean"),
+        Verdict::NormOutlier => format!("the gradient norm {norm:.4} is far above its running mean"),
+        _ => format!("the gradient norm is {norm} (loss {loss})"),
     }
 }
 

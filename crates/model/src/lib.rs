@@ -47,10 +47,11 @@ pub use config::{Architecture, Mlp, ModelConfig, RopeScaling};
 pub use engine::{Engine, Evaluation};
 pub use error::{Error, Result};
 pub use generate::{Finish, GenerateOptions, Generated, window_start};
+pub use ironmill_compute::Verdict;
 pub use objective::Objective;
 pub use sampling::Sampling;
 pub use train::{
-    Batch, Betas, Decay, KernelTime, LossScale, MemoryPlan, OptimizerOptions, Schedule, StepProfile,
-    StepReport, TrainOptions, Trainer,
+    Alarm, Batch, Betas, Decay, Fault, GuardOptions, GuardState, KernelTime, LossScale, MemoryPlan,
+    OptimizerOptions, Plateau, Schedule, StepProfile, StepReport, TrainOptions, Trainer,
 };
 pub use weights::{load_weights, save_weights};

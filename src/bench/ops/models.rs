@@ -295,23 +295,21 @@ fn updates(of: &Sizes) -> Vec<Case> {
     let whole = Operand::reals(&[len]);
     let number =
         |number: f32, dtype| Operand { of: TensorType::new(&[1], dtype), fill: Fill::Number(number) };
-    let (norm, rate, exponent) = (number(3.0, DType::F32), number(1e-4, DType::F32), number(0.0, DType::F32));
+    let (scale, rate) = (number(0.5, DType::F32), number(1e-4, DType::F32));
     let counter = number(4.0, DType::U32);
     let adam = |len: usize| {
-        let ranges: Arc<[UpdateRange]> = Arc::from(vec![UpdateRange { start: 0, len, weight_decay: 0.1 }]);
-        Kernel::Adam(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip: 1.0, decoupled: true, ranges })
+        let ranges: Arc<[UpdateRange]> =
+            Arc::from(vec![UpdateRange { start: 0, len, weight_decay: 0.1, rate: 1.0 }]);
+        Kernel::Adam(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: true, ranges })
     };
     let picked = few(len);
-    let (some, one) = (Cut::elements(&picked), Cut::whole(&norm));
+    let (some, one) = (Cut::elements(&picked), Cut::whole(&scale));
     let mut update = rows(
         format!("AdamW  {len} parameters"),
         adam(len),
-        vec![whole, norm, rate, exponent],
+        vec![whole, scale, rate],
         vec![whole, whole, Operand::around(&[len], 0.5, 0.5), counter],
-        [
-            vec![some.clone(), one.clone(), one.clone(), one.clone()],
-            vec![some.clone(), some.clone(), some, one.clone()],
-        ],
+        [vec![some.clone(), one.clone(), one.clone()], vec![some.clone(), some.clone(), some, one.clone()]],
     );
     update.check.kernel = adam(picked.len());
     let mut square = rows(

@@ -38,8 +38,19 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
     // SGD's steps are as small as its gradients are, so it needs far higher rates than Adam.
     let learning_rate = section.number("learning_rate", if is_sgd { 0.1 } else { 1e-3 });
     let schedule = section.text("schedule", "cosine");
+    for (owner, names) in SCHEDULE_KEYS {
+        if schedule != owner {
+            section.refuse(names, &format!("to train.schedule = \"{schedule}\": remove it"))?;
+        }
+    }
+    let has = |owner: &str| schedule == owner;
     let is_encoder = model.architecture == "encoder";
-    let lowest = if schedule == "constant" { learning_rate } else { learning_rate / 10.0 };
+    let lowest = match schedule.as_str() {
+        "constant" => learning_rate,
+        // As its authors have it: a 25th of the peak at first, and a ten thousandth of that at the end.
+        "one_cycle" => learning_rate / 25e4,
+        _ => learning_rate / 10.0,
+    };
     let device = settle_device(&section.text("device", "auto"));
     let train = TrainConfig {
         length,
@@ -47,8 +58,13 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         micro_batch,
         learning_rate,
         min_learning_rate: section.number("min_learning_rate", lowest),
-        schedule,
         warmup: section.count("warmup", 50u64),
+        decay_share: has("stable_decay").then(|| section.number("decay_share", 0.2)),
+        restart_every: has("restarts").then(|| section.count("restart_every", 100u64)),
+        restart_factor: has("restarts").then(|| section.count("restart_factor", 2u64)),
+        plateau_factor: has("plateau").then(|| section.number("plateau_factor", 0.5)),
+        plateau_patience: has("plateau").then(|| section.count("plateau_patience", 3u64)),
+        schedule: schedule.clone(),
         // Only AdamW keeps decay apart from gradients; in the others it acts on the loss and is not taken for granted.
         weight_decay: section.number("weight_decay", if optimizer == "adamw" { 0.1 } else { 0.0 }),
         beta1: (!is_sgd).then(|| section.number("beta1", 0.9)),
@@ -57,6 +73,10 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         momentum: is_sgd.then(|| section.number("momentum", 0.9)),
         optimizer,
         grad_clip: section.number("grad_clip", 1.0),
+        on_nonfinite: section.text("on_nonfinite", "stop"),
+        loss_outlier: section.number("loss_outlier", 0.0),
+        norm_outlier: section.number("norm_outlier", 0.0),
+        outlier_warmup: section.count("outlier_warmup", 100u64),
         label_smoothing: section.number("label_smoothing", 0.0),
         z_loss: section.number("z_loss", 0.0),
         recompute: section.text("recompute", "auto"),
@@ -75,6 +95,13 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
     check(&train)?;
     Ok(train)
 }
+
+/// Keys that only one schedule has.
+const SCHEDULE_KEYS: [(&str, &[&str]); 3] = [
+    ("stable_decay", &["decay_share"]),
+    ("restarts", &["restart_every", "restart_factor"]),
+    ("plateau", &["plateau_factor", "plateau_patience"]),
+];
 
 fn check(train: &TrainConfig) -> Result<()> {
     let (precision, card) = (train.precision.as_str(), cuda::ordinal(&train.device));
@@ -104,8 +131,24 @@ fn check(train: &TrainConfig) -> Result<()> {
     within("train.label_smoothing", train.label_smoothing, 0.0, 0.99)?;
     within("train.z_loss", train.z_loss, 0.0, 100.0)?;
     within("train.grad_clip", train.grad_clip, 0.0, f64::MAX)?;
+    within("train.loss_outlier", train.loss_outlier, 0.0, 1e6)?;
+    within("train.norm_outlier", train.norm_outlier, 0.0, 1e6)?;
     at_least("train.eval_tokens", train.eval_tokens, 1)?;
     at_least("train.keep_last", train.keep_last, 1)?;
+    within("train.decay_share", train.decay_share.unwrap_or_default(), 0.0, 1.0)?;
+    at_least("train.restart_every", train.restart_every.unwrap_or(1), 1)?;
+    at_least("train.restart_factor", train.restart_factor.unwrap_or(1), 1)?;
+    within("train.plateau_factor", train.plateau_factor.unwrap_or(0.5), 0.0, 1.0)?;
+    if train.schedule == "exponential" && train.min_learning_rate == 0.0 {
+        return Err(bad(
+            "train.min_learning_rate = 0 is never reached by schedule = \"exponential\": use a number above 0",
+        ));
+    }
+    if train.schedule == "plateau" && train.eval_every == Cadence::Steps(0) {
+        return Err(bad(
+            "train.schedule = \"plateau\" follows the validation loss: set train.eval_every above 0",
+        ));
+    }
     if train.schedule == "constant" && train.min_learning_rate != train.learning_rate {
         return Err(bad(
             "train.min_learning_rate has no effect with schedule = \"constant\": remove one of them",

@@ -16,7 +16,9 @@ impl Session<'_> {
         }
         let (tokens, rows) = (self.config.train.eval_tokens, self.config.train.micro_batch as usize);
         let objective = self.trainer.options().objective;
-        Ok(Some(self.trainer.engine().evaluate(validation, objective, tokens, rows)?))
+        let evaluation = self.trainer.engine().evaluate(validation, objective, tokens, rows)?;
+        self.trainer.observe(evaluation.loss);
+        Ok(Some(evaluation))
     }
 
     pub(super) fn write_samples(&mut self) -> Result<Vec<Completion>> {

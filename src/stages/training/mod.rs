@@ -147,12 +147,7 @@ impl<'a> Session<'a> {
             || step >= self.steps
             || [&self.evaluate, &self.save, &self.sample].iter().any(|due| due.will_be(step));
         let report = self.trainer.step_ahead(&self.loader, !pauses)?;
-        if report.skipped {
-            self.context.show.detail(&format!(
-                "step {}: gradients overflowed fp16, nothing was changed and the loss scale is halved",
-                report.step
-            ));
-        }
+        self.tell_refusal(&report);
         if self.trainer.is_ahead() {
             self.tell(&report, None)?;
             return Ok(None);

@@ -8,11 +8,30 @@ use crate::show::StepLine;
 use crate::show::numbers::{bytes, grouped};
 use crate::stages::plan::Plan;
 use ironmill_data::Loader;
-use ironmill_model::{Evaluation, StepReport};
+use ironmill_model::{Evaluation, StepReport, Verdict};
 use serde_json::json;
 use std::time::Duration;
 
 impl Session<'_> {
+    /// Says why a step changed nothing, if it did not.
+    pub(super) fn tell_refusal(&self, report: &StepReport) {
+        let show = &self.context.show;
+        match report.verdict {
+            Verdict::Applied => (),
+            Verdict::Overflow => show.detail(&format!(
+                "step {}: gradients overflowed fp16, nothing was changed and the loss scale is halved",
+                report.step
+            )),
+            verdict => show.warn(&format!(
+                "step {} is skipped and nothing was changed: {} (loss {:.4}, gradient norm {:.4})",
+                report.step,
+                verdict.name().replace('_', " "),
+                report.loss,
+                report.norm
+            )),
+        }
+    }
+
     pub(super) fn tell(&mut self, report: &StepReport, measured: Option<Evaluation>) -> Result<()> {
         let tokens_per_s = self.pace.tokens_per_s(report);
         let mut object = json!({
@@ -25,8 +44,8 @@ impl Session<'_> {
             "seconds": report.elapsed.as_secs_f64(),
             "wait_seconds": report.waited.as_secs_f64(),
         });
-        if report.skipped {
-            object["skipped"] = true.into();
+        if !report.is_applied() {
+            object["verdict"] = report.verdict.name().into();
         }
         if let Some(evaluation) = measured {
             object["validation_loss"] = evaluation.loss.into();

@@ -61,6 +61,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::RmsNormGradAdd
         | Kernel::Quantise(_)
         | Kernel::ScaledProduct { .. }
+        | Kernel::Guard(_)
         | Kernel::Adam(_)
         | Kernel::Sgd(_) => Needs::default(),
     }
@@ -113,6 +114,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
             return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
         }
         Kernel::GlobalNorm => rows::update::global_norm(context, operands),
+        Kernel::Guard(of) => rows::update::guard(operands, of),
         Kernel::Adam(of) => rows::update::adam(context, operands, of),
         Kernel::Sgd(of) => rows::update::sgd(context, operands, of),
     }

@@ -116,6 +116,7 @@ pub(super) fn add(
         | Kernel::Quantise(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GlobalNorm
+        | Kernel::Guard(_)
         | Kernel::Adam(_)
         | Kernel::Sgd(_) => return Ok(false),
     }

@@ -56,6 +56,7 @@ pub(super) fn add(
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,
         Kernel::RmsNormGradAdd => norm::rms_norm_grad(builder, launch)?,
         Kernel::GlobalNorm => reduce::global_norm(builder, launch)?,
+        Kernel::Guard(of) => update::guard(builder, launch, of)?,
         Kernel::Adam(of) => update::adam(builder, launch, of)?,
         Kernel::Sgd(of) => update::sgd(builder, launch, of)?,
         Kernel::LinearGelu { .. }

@@ -134,6 +134,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
+        Kernel::Guard(guard) => update::guard(guard, inputs, outputs),
         Kernel::Adam(adam) => update::adam(adam, inputs, outputs),
         Kernel::Sgd(sgd) => update::sgd(sgd, inputs, outputs),
         Kernel::OpInto { .. }

@@ -1,7 +1,7 @@
 //! State writes and the optimiser.
 
 use super::Tensor;
-use crate::kernel::{Adam, Sgd};
+use crate::kernel::{Adam, GUARD_STATISTICS, Guard, Judgement, Observation, Sgd};
 
 pub(super) fn cache_append(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (new, starts) = (inputs[0], inputs[1]);
@@ -19,23 +19,33 @@ pub(super) fn global_norm(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     outputs[0].data[0] = inputs[0].data.iter().map(|g| g * g).sum::<f64>().sqrt();
 }
 
-/// What gradients are multiplied with before they are used, or none when the step must not happen.
-fn gradient_scale(norm: f64, exponent: f64, clip: f64) -> Option<f64> {
-    let unscale = (-exponent).exp2();
-    let norm = norm * unscale;
-    norm.is_finite().then(|| unscale * if clip > 0.0 && norm > clip { clip / norm } else { 1.0 })
+pub(super) fn guard(guard: &Guard, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let [norm, loss, targets, exponent] = [0, 1, 2, 3].map(|index: usize| inputs[index].data[0]);
+    let [scale, report, state] = outputs else { return };
+    let mut statistics = [0.0; GUARD_STATISTICS];
+    statistics.copy_from_slice(&state.data);
+    let judgement = guard.judge(Observation { norm, loss, targets, exponent }, &mut statistics);
+    state.data.copy_from_slice(&statistics);
+    let Judgement { scale: factor, report: told } = judgement;
+    scale.data[0] = factor;
+    report.data.copy_from_slice(&told);
+}
+
+/// The learning rate and what gradients are multiplied with, or none when the step must not happen.
+fn factors(inputs: &[&Tensor]) -> Option<(f64, f64)> {
+    let (scale, rate) = (inputs[1].data[0], inputs[2].data[0]);
+    (scale > 0.0).then_some((scale, rate))
 }
 
 pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    let (gradients, norm, rate) = (inputs[0], inputs[1].data[0], inputs[2].data[0]);
-    let Some(scale) = gradient_scale(norm, inputs[3].data[0], f64::from(adam.clip)) else { return };
+    let (gradients, Some((scale, rate))) = (inputs[0], factors(inputs)) else { return };
     let [parameters, first, second, counter] = outputs else { return };
     counter.data[0] += 1.0;
     let (beta1, beta2) = (f64::from(adam.beta1), f64::from(adam.beta2));
     let correction1 = 1.0 - beta1.powf(counter.data[0]);
     let correction2 = 1.0 - beta2.powf(counter.data[0]);
     for range in adam.ranges.iter() {
-        let decay = f64::from(range.weight_decay);
+        let (decay, rate) = (f64::from(range.weight_decay), rate * f64::from(range.rate));
         for i in range.start..range.start + range.len {
             let mut gradient = gradients.data[i] * scale;
             if adam.decoupled {
@@ -52,11 +62,11 @@ pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
 }
 
 pub(super) fn sgd(sgd: &Sgd, inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    let (gradients, norm, rate) = (inputs[0], inputs[1].data[0], inputs[2].data[0]);
-    let Some(scale) = gradient_scale(norm, inputs[3].data[0], f64::from(sgd.clip)) else { return };
+    let (gradients, Some((scale, rate))) = (inputs[0], factors(inputs)) else { return };
     let [parameters, momentum, counter] = outputs else { return };
     counter.data[0] += 1.0;
     for range in sgd.ranges.iter() {
+        let rate = rate * f64::from(range.rate);
         for i in range.start..range.start + range.len {
             let gradient = gradients.data[i] * scale + f64::from(range.weight_decay) * parameters.data[i];
             momentum.data[i] = f64::from(sgd.momentum) * momentum.data[i] + gradient;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ironmill_compute::{
-    Adam, Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op, Quantise, Sgd, Shape, UpdateRange,
+    Adam, Attention, DType, Guard, HeadLoss, Kernel, LossShape, Mask, Op, Quantise, Sgd, Shape, UpdateRange,
     quantise::Source,
 };
 
@@ -394,34 +394,54 @@ fn states(cases: &mut Vec<Case>) {
     let inputs = vec![random(&[3, 4, 5], 1), indices(&[3], vec![0, 3, 7])];
     cases.push(Case { kernel: Kernel::CacheAppend, inputs, outputs: vec![random(&[3, 9, 5], 2)], terms: 1 });
 
-    let range = |start, len, weight_decay| UpdateRange { start, len, weight_decay };
-    for (n, ranges) in
-        [(5, vec![range(1, 3, 0.1)]), (40_000, vec![range(20_000, 19_000, 0.0), range(3, 16_500, 0.1)])]
-    {
-        for (clip, norm, exponent) in [
-            (0.0, 3.0, 0.0),
-            (1.0, 3.0, 0.0),
-            (1.0, 0.5, 0.0),
-            (1.0, 3.0, 1.0),
-            (1.0, 300.0, 4.0),
-            (1.0, f32::NAN, 0.0),
-            (1.0, f32::INFINITY, 2.0),
-        ] {
+    let range = |start, len, weight_decay, rate| UpdateRange { start, len, weight_decay, rate };
+    for (n, ranges) in [
+        (5, vec![range(1, 3, 0.1, 1.0)]),
+        (40_000, vec![range(20_000, 19_000, 0.0, 0.5), range(3, 16_500, 0.1, 1.0)]),
+    ] {
+        for scale in [1.0, 0.3, 2e-3, 0.0] {
             let ranges: Arc<[UpdateRange]> = Arc::from(ranges.clone());
-            let [norm, rate, exponent] = [norm, 1e-2, exponent].map(|x| reals(&[1], vec![x]));
-            let inputs = vec![random(&[n], 5), norm, rate, exponent];
+            let [scale, rate] = [scale, 1e-2].map(|x| reals(&[1], vec![x]));
+            let inputs = vec![random(&[n], 5), scale, rate];
             let counter = || indices(&[1], vec![4]);
             for decoupled in [false, true] {
                 let ranges = ranges.clone();
-                let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip, decoupled, ranges };
+                let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled, ranges };
                 let second = map(random(&[n], 8), |x| x * x);
                 let outputs = vec![random(&[n], 6), random(&[n], 7), second, counter()];
                 cases.push(Case { kernel: Kernel::Adam(adam), inputs: inputs.clone(), outputs, terms: 1 });
             }
             for momentum in [0.0, 0.9] {
-                let sgd = Sgd { momentum, clip, ranges: ranges.clone() };
+                let sgd = Sgd { momentum, ranges: ranges.clone() };
                 let outputs = vec![random(&[n], 6), random(&[n], 7), counter()];
                 cases.push(Case { kernel: Kernel::Sgd(sgd), inputs: inputs.clone(), outputs, terms: 1 });
+            }
+        }
+    }
+    guards(cases);
+}
+
+/// Steps of every verdict, before and after the warm-up, with and without holding.
+fn guards(cases: &mut Vec<Case>) {
+    let settled = vec![100.0, 3.0, 0.04, 2.0, 0.25, 0.0];
+    let held = vec![100.0, 3.0, 0.04, 2.0, 0.25, 1.0];
+    for statistics in [vec![0.0; 6], vec![3.0, 3.0, 0.04, 2.0, 0.25, 0.0], settled, held] {
+        for (norm, loss, targets, exponent) in [
+            (2.1, 6.2, 2.0, 0.0),
+            (0.5, 6.2, 2.0, 0.0),
+            (2.1, 0.0, 0.0, 0.0),
+            (40.0, 6.2, 2.0, 4.0),
+            (9.0, 6.2, 2.0, 0.0),
+            (2.1, 16.0, 2.0, 0.0),
+            (f32::NAN, 6.2, 2.0, 0.0),
+            (f32::INFINITY, 6.2, 2.0, 3.0),
+            (2.1, f32::NAN, 2.0, 3.0),
+        ] {
+            for (clip, holds) in [(1.0, false), (0.0, true)] {
+                let guard = Guard { clip, loss_outlier: 6.0, norm_outlier: 8.0, warmup: 20, holds };
+                let inputs = [norm, loss, targets, exponent].map(|x| reals(&[1], vec![x])).into();
+                let outputs = vec![random(&[1], 1), random(&[4], 2), reals(&[6], statistics.clone())];
+                cases.push(Case { kernel: Kernel::Guard(guard), inputs, outputs, terms: 1 });
             }
         }
     }

@@ -230,7 +230,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) => 0.0,
         Kernel::ScaledProduct { .. } => 0.5,
-        Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
+        Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
     }
 }
 
@@ -265,7 +265,7 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::HeadLoss(head) if head.d_input => (&[3, 4], &[0, 3]),
         Kernel::HeadLoss(_) => (&[3, 4], &[0, 2]),
         Kernel::CacheAppend | Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => (&[], &[]),
-        Kernel::GlobalNorm | Kernel::Adam(_) | Kernel::Sgd(_) => return None,
+        Kernel::GlobalNorm | Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => return None,
     };
     Some((inputs.to_vec(), outputs.to_vec()))
 }

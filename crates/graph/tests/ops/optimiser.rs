@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ironmill_compute::{Adam, DType, Device, HostData, Sgd, UpdateRange};
+use ironmill_compute::{Adam, DType, Device, GUARD_STATISTICS, Guard, HostData, Sgd, UpdateRange, Verdict};
 use ironmill_graph::{Layout, Optimiser, OptimiserState, Passes, Runtime, States, update_program};
 
 use crate::{
@@ -26,12 +26,12 @@ const KINDS: [Kind; 4] = [
 ];
 
 impl Kind {
-    fn with(self, clip: f32, ranges: Arc<[UpdateRange]>) -> Optimiser {
+    fn with(self, ranges: Arc<[UpdateRange]>) -> Optimiser {
         match self {
             Kind::Adam { decoupled } => {
-                Optimiser::Adam(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip, decoupled, ranges })
+                Optimiser::Adam(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled, ranges })
             }
-            Kind::Sgd { momentum } => Optimiser::Sgd(Sgd { momentum, clip, ranges }),
+            Kind::Sgd { momentum } => Optimiser::Sgd(Sgd { momentum, ranges }),
         }
     }
 
@@ -49,6 +49,7 @@ impl Kind {
 #[derive(PartialEq)]
 struct Outcome {
     norms: Vec<f64>,
+    verdicts: Vec<Verdict>,
     parameters: Vec<f64>,
     moments: Vec<Vec<f64>>,
     counter: f64,
@@ -67,12 +68,18 @@ fn layout() -> Layout {
 /// Runs a step per list of gradients.
 fn steps(device: Box<dyn Device>, kind: Kind, clip: f32, gradients: &[Vec<f64>]) -> Outcome {
     let layout = layout();
-    let optimiser = kind.with(clip, layout.update_ranges(kind.weight_decay()));
-    run(device, optimiser, 0.01, &normals(1, layout.len()), gradients)
+    let optimiser = kind.with(layout.update_ranges(kind.weight_decay()));
+    run(device, clipping(clip), optimiser, 0.01, &normals(1, layout.len()), gradients)
+}
+
+/// A guard that refuses only what is not finite.
+fn clipping(clip: f32) -> Guard {
+    Guard { clip, loss_outlier: 0.0, norm_outlier: 0.0, warmup: 0, holds: false }
 }
 
 fn run(
     device: Box<dyn Device>,
+    guard: Guard,
     optimiser: Optimiser,
     rate: f32,
     start: &[f64],
@@ -85,22 +92,34 @@ fn run(
         (flat("parameters"), flat("gradients"), flat("first moment"));
     let second_moment = matches!(optimiser, Optimiser::Adam(_)).then(|| flat("second moment"));
     let counter = states.declare("counter", DType::U32, 1);
-    let state =
-        OptimiserState { parameters, gradients: gradient_state, first_moment, second_moment, counter, len };
-    let update = update_program(state, optimiser);
+    let state = OptimiserState {
+        parameters,
+        gradients: gradient_state,
+        first_moment,
+        second_moment,
+        counter,
+        loss: states.declare("loss", DType::F32, 1),
+        guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
+        len,
+    };
+    let update = update_program(state, guard, optimiser);
     let mut runtime = Runtime::new(device, &states).unwrap();
     let program = runtime.compile(update.graph, &Passes::ALL).unwrap();
     runtime.write_state(state.parameters, 0..len, HostData::F64(start)).unwrap();
     runtime.write(program, update.learning_rate, HostData::F32(&[rate])).unwrap();
-    let mut norms = Vec::new();
+    runtime.write(program, update.targets, HostData::F32(&[1.0])).unwrap();
+    let (mut norms, mut verdicts) = (Vec::new(), Vec::new());
     for gradients in gradients {
         runtime.write_state(state.gradients, 0..len, HostData::F64(gradients)).unwrap();
         runtime.run(program).unwrap();
         norms.push(runtime.read_f64(program, update.norm).unwrap()[0]);
+        let report = runtime.read_f64(program, update.report).unwrap();
+        verdicts.push(Verdict::from_number(report[0] as f32));
     }
     let read = |state| runtime.read_state_f64(state, 0..len).unwrap();
     Outcome {
         norms,
+        verdicts,
         parameters: read(parameters),
         moments: [Some(first_moment), second_moment].into_iter().flatten().map(read).collect(),
         counter: runtime.read_state_f64(counter, 0..1).unwrap()[0],
@@ -153,11 +172,12 @@ fn two_steps_of_every_optimiser_have_the_values_of_their_definitions() {
     let momentum = [0.94, 0.94 - 0.1134];
     let plain = [0.94, 0.94 - 0.0594];
     for (kind, expected) in KINDS.into_iter().zip([adam_w, adam, momentum, plain]) {
-        let ranges: Arc<[UpdateRange]> = Arc::from([UpdateRange { start: 0, len: 1, weight_decay: 0.1 }]);
+        let ranges: Arc<[UpdateRange]> =
+            Arc::from([UpdateRange { start: 0, len: 1, weight_decay: 0.1, rate: 1.0 }]);
         for device in DEVICES {
             for steps in [1, 2] {
-                let optimiser = kind.with(0.0, ranges.clone());
-                let outcome = run(device(), optimiser, 0.1, &[1.0], &vec![vec![0.5]; steps]);
+                let optimiser = kind.with(ranges.clone());
+                let outcome = run(device(), clipping(0.0), optimiser, 0.1, &[1.0], &vec![vec![0.5]; steps]);
                 // The constants are numbers of f32.
                 assert_close(&format!("{kind:?}"), &outcome.parameters, &[expected[steps - 1]], 1e-6);
             }
@@ -206,6 +226,48 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
                 assert!(skipped.parameters == clean.parameters && skipped.moments == clean.moments);
                 assert_eq!(skipped.counter, 2.0);
             }
+        }
+    }
+}
+
+/// Steps whose norms go up and down a little, then one of a hundred times the gradients, then plain ones again.
+#[test]
+fn an_outlier_changes_nothing_and_a_guard_that_holds_refuses_what_follows() {
+    let mut all: Vec<Vec<f64>> = (0..8).map(gradients).collect();
+    all[6].iter_mut().for_each(|gradient| *gradient *= 100.0);
+    for kind in KINDS {
+        for (device, holds) in DEVICES.into_iter().flat_map(|device| [(device, false), (device, true)]) {
+            let guard = Guard { norm_outlier: 5.0, warmup: 6, holds, ..clipping(1.0) };
+            let optimiser = || kind.with(layout().update_ranges(kind.weight_decay()));
+            let start = normals(1, layout().len());
+            let guarded = run(device(), guard, optimiser(), 0.01, &start, &all);
+            let mut kept = all.clone();
+            kept.truncate(if holds { 6 } else { 8 });
+            if !holds {
+                kept.remove(6);
+            }
+            let clean = run(device(), clipping(1.0), optimiser(), 0.01, &start, &kept);
+            let last = if holds { Verdict::Held } else { Verdict::Applied };
+            assert_eq!(guarded.verdicts[..6], [Verdict::Applied; 6], "{kind:?}");
+            assert_eq!(guarded.verdicts[6..], [Verdict::NormOutlier, last], "{kind:?}");
+            assert!(guarded.parameters == clean.parameters && guarded.moments == clean.moments);
+            assert_eq!(guarded.counter, clean.counter);
+        }
+    }
+}
+
+/// A range of half the rate moves as one at half the learning rate does.
+#[test]
+fn a_range_has_a_rate_of_its_own() {
+    for kind in KINDS {
+        for device in DEVICES {
+            let ranges = |rate| -> Arc<[UpdateRange]> {
+                Arc::from([UpdateRange { start: 0, len: 1, weight_decay: 0.1, rate }])
+            };
+            let go = |rate, share| {
+                run(device(), clipping(0.0), kind.with(ranges(share)), rate, &[1.0], &vec![vec![0.5]; 3])
+            };
+            assert_close(&format!("{kind:?}"), &go(0.1, 0.5).parameters, &go(0.05, 1.0).parameters, 1e-6);
         }
     }
 }

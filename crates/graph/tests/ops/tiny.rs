@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use ironmill_compute::{
-    Adam, DType, Device, HostData, IGNORED, LossShape, Mask,
+    Adam, DType, Device, GUARD_STATISTICS, Guard, HostData, IGNORED, LossShape, Mask,
     philox::{Purpose, key, philox},
 };
 use ironmill_graph::{
@@ -98,7 +98,10 @@ impl Model {
         let (first_moment, second_moment) = (flat("first moment"), Some(flat("second moment")));
         let counter = states.declare("counter", DType::U32, 1);
         let working = states.declare("working copy", DType::BF16, len);
-        let optimiser = OptimiserState { parameters, gradients, first_moment, second_moment, counter, len };
+        let loss = states.declare("loss", DType::F32, 1);
+        let guard = states.declare("guard", DType::F32, GUARD_STATISTICS);
+        let optimiser =
+            OptimiserState { parameters, gradients, first_moment, second_moment, counter, loss, guard, len };
         Model { size, layout, states, optimiser, working }
     }
 
@@ -210,8 +213,10 @@ impl<'a> Trial<'a> {
                 .unwrap();
         }
         let ranges = model.layout.update_ranges(0.1);
-        let adam = Adam { beta1: 0.9, beta2: 0.95, eps: ADAM_EPS, clip: 1.0, decoupled: true, ranges };
-        let Update { graph, learning_rate, .. } = update_program(model.optimiser, Optimiser::Adam(adam));
+        let adam = Adam { beta1: 0.9, beta2: 0.95, eps: ADAM_EPS, decoupled: true, ranges };
+        let guard = Guard { clip: 1.0, loss_outlier: 0.0, norm_outlier: 0.0, warmup: 0, holds: false };
+        let Update { graph, learning_rate, .. } =
+            update_program(model.optimiser, guard, Optimiser::Adam(adam));
         let update = runtime.compile(graph, passes).unwrap();
         runtime.write(update, learning_rate, HostData::F32(&[LEARNING_RATE])).unwrap();
         Trial { model, runtime, update, learning_rate }

@@ -2,12 +2,14 @@
 
 mod options;
 mod profile;
+mod report;
 mod scale;
 mod schedule;
 mod trainer;
 
-pub use options::{Batch, Betas, OptimizerOptions, TrainOptions};
+pub use options::{Batch, Betas, Fault, GuardOptions, OptimizerOptions, TrainOptions};
 pub use profile::{KernelTime, StepProfile};
+pub use report::{Alarm, GuardState, StepReport};
 pub use scale::LossScale;
-pub use schedule::{Decay, Schedule};
-pub use trainer::{MemoryPlan, StepReport, Trainer};
+pub use schedule::{Decay, Plateau, Schedule};
+pub use trainer::{MemoryPlan, Trainer};

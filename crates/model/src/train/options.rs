@@ -1,6 +1,6 @@
 //! What a training run is made of, apart from the model and the data.
 
-use ironmill_compute::{Adam, DType, IGNORED, LossShape, Sgd};
+use ironmill_compute::{Adam, DType, Guard, IGNORED, LossShape, Sgd};
 use ironmill_graph::{Layout, Optimiser, Passes};
 
 use super::schedule::Schedule;
@@ -33,6 +33,10 @@ pub struct TrainOptions {
     pub weight_decay: f32,
     /// The largest global gradient norm; 0 turns clipping off.
     pub grad_clip: f32,
+    /// Which steps are refused.
+    pub guard: GuardOptions,
+    /// Faults to inject, for tests of what happens then.
+    pub faults: Vec<Fault>,
     /// How the loss departs from plain cross-entropy.
     pub loss: LossShape,
     /// Whether the backward computes the values of a block again instead of keeping them.
@@ -41,6 +45,43 @@ pub struct TrainOptions {
     pub working: Option<DType>,
     /// Which passes run; all of them unless a test compares.
     pub passes: Passes,
+}
+
+/// Which steps are refused before they change anything: those whose loss or gradient norm is not finite, and outliers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GuardOptions {
+    /// How many standard deviations a loss may lie above its running mean; 0 allows any.
+    pub loss_outlier: f32,
+    /// The same for the gradient norm.
+    pub norm_outlier: f32,
+    /// Steps that must have been seen before anything is called an outlier.
+    pub warmup: u32,
+    /// Whether a refused step ends in [`Error::Refused`], with everything as it was before it, rather than in a report of a
+    /// step that changed nothing.
+    pub stops: bool,
+}
+
+impl Default for GuardOptions {
+    /// Only what is not finite is refused, and ends the run.
+    fn default() -> Self {
+        GuardOptions { loss_outlier: 0.0, norm_outlier: 0.0, warmup: 100, stops: true }
+    }
+}
+
+impl GuardOptions {
+    pub(super) fn build(&self, clip: f32) -> Guard {
+        let GuardOptions { loss_outlier, norm_outlier, warmup, stops } = *self;
+        Guard { clip, loss_outlier, norm_outlier, warmup, holds: stops }
+    }
+}
+
+/// A fault in the data: the losses of a sample are multiplied by a factor, which may be far too large or not a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fault {
+    /// The global index of the sample.
+    pub sample: u32,
+    /// What its losses are multiplied with.
+    pub factor: f32,
 }
 
 /// An optimiser with its constants.
@@ -89,17 +130,15 @@ impl OptimizerOptions {
         !matches!(self, OptimizerOptions::Sgd { .. })
     }
 
-    pub(super) fn build(&self, layout: &Layout, weight_decay: f32, clip: f32) -> Optimiser {
+    pub(super) fn build(&self, layout: &Layout, weight_decay: f32) -> Optimiser {
         let ranges = layout.update_ranges(weight_decay);
         let adam = |Betas { beta1, beta2, eps }: Betas, decoupled| {
-            Optimiser::Adam(Adam { beta1, beta2, eps, clip, decoupled, ranges: ranges.clone() })
+            Optimiser::Adam(Adam { beta1, beta2, eps, decoupled, ranges: ranges.clone() })
         };
         match *self {
             OptimizerOptions::AdamW(betas) => adam(betas, true),
             OptimizerOptions::Adam(betas) => adam(betas, false),
-            OptimizerOptions::Sgd { momentum } => {
-                Optimiser::Sgd(Sgd { momentum, clip, ranges: ranges.clone() })
-            }
+            OptimizerOptions::Sgd { momentum } => Optimiser::Sgd(Sgd { momentum, ranges: ranges.clone() }),
         }
     }
 }
@@ -118,6 +157,8 @@ impl TrainOptions {
             optimizer: OptimizerOptions::AdamW(Betas::default()),
             weight_decay: 0.1,
             grad_clip: 1.0,
+            guard: GuardOptions::default(),
+            faults: Vec::new(),
             loss: LossShape::default(),
             recompute: false,
             working: None,
@@ -128,6 +169,18 @@ impl TrainOptions {
     /// The longest samples.
     pub fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Gives samples the weights of the faults that are asked for; without any, all stay 1.
+    pub(super) fn inject_faults(&self, batch: &mut Batch) {
+        if self.faults.is_empty() {
+            return;
+        }
+        let length = batch.ids.len() / batch.samples.len().max(1);
+        for (weights, sample) in batch.weights.chunks_exact_mut(length.max(1)).zip(&batch.samples) {
+            let fault = self.faults.iter().find(|fault| fault.sample == *sample);
+            weights.fill(fault.map_or(1.0, |fault| fault.factor));
+        }
     }
 
     pub(super) fn check(&self, model: &Model) -> Result<()> {

@@ -6,7 +6,7 @@ use ironmill_compute::kernel::Work;
 use ironmill_data::Loader;
 use ironmill_graph::{LaunchTime, Stage};
 
-use super::trainer::{StepReport, Trainer};
+use super::{report::StepReport, trainer::Trainer};
 use crate::error::Result;
 
 /// The launches of one kernel in one stage, taken together.

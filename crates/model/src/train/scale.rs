@@ -31,17 +31,17 @@ impl LossScale {
         f64::from(self.exponent).exp2()
     }
 
-    /// The scale after a step, by whether its gradients were finite. A step of an `applied` scale that is no longer the
-    /// current one says nothing about it. Nothing when the scale cannot be lowered any further: then the run diverged.
-    pub(super) fn after(self, applied: i32, is_finite: bool) -> Option<Self> {
-        match (is_finite, self.exponent) {
-            (_, 0) if applied == 0 => is_finite.then_some(self),
-            (true, exponent) if self.good_steps + 1 >= PATIENCE => {
-                Some(LossScale { exponent: (exponent + 1).min(LARGEST), good_steps: 0 })
+    /// The scale after a step that was applied, or whose gradients overflowed. A step of an `applied` scale that is no longer
+    /// the current one says nothing about it.
+    pub(super) fn after(self, applied: i32, overflowed: bool) -> Self {
+        match (overflowed, self.exponent) {
+            (_, 0) => self,
+            (false, exponent) if self.good_steps + 1 >= PATIENCE => {
+                LossScale { exponent: (exponent + 1).min(LARGEST), good_steps: 0 }
             }
-            (true, exponent) => Some(LossScale { exponent, good_steps: self.good_steps + 1 }),
-            (false, exponent) if applied != exponent => Some(self),
-            (false, exponent) => Some(LossScale { exponent: exponent - 1, good_steps: 0 }),
+            (false, exponent) => LossScale { exponent, good_steps: self.good_steps + 1 },
+            (true, exponent) if applied != exponent => self,
+            (true, exponent) => LossScale { exponent: exponent - 1, good_steps: 0 },
         }
     }
 }
@@ -54,21 +54,20 @@ mod tests {
     fn an_overflow_halves_the_scale_and_patience_doubles_it() {
         let mut scale = LossScale::new(Some(DType::F16));
         assert_eq!(scale.factor(), 65_536.0);
-        scale = scale.after(16, false).unwrap();
+        scale = scale.after(16, true);
         assert_eq!(scale.factor(), 32_768.0);
         // The step that was on its way with the old scale is not counted twice.
-        assert_eq!(scale.after(16, false), Some(scale));
+        assert_eq!(scale.after(16, true), scale);
         for _ in 0..PATIENCE {
-            scale = scale.after(15, true).unwrap();
+            scale = scale.after(15, false);
         }
         assert_eq!(scale, LossScale { exponent: 16, good_steps: 0 });
     }
 
     #[test]
-    fn without_a_scale_what_is_not_finite_has_diverged() {
+    fn without_a_scale_nothing_changes() {
         let scale = LossScale::new(Some(DType::BF16));
-        assert_eq!(scale.after(0, true), Some(scale));
-        assert_eq!(scale.after(0, false), None);
-        assert_eq!(LossScale { exponent: 1, good_steps: 0 }.after(1, false).unwrap().exponent, 0);
+        assert_eq!(scale.after(0, false), scale);
+        assert_eq!(LossScale { exponent: 1, good_steps: 0 }.after(1, true).exponent, 0);
     }
 }

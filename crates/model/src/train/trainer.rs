@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use ironmill_compute::{DType, Device, HostData, Kernel, ReadId, TensorType, philox};
+use ironmill_compute::{
+    DType, Device, GUARD_STATISTICS, HostData, Kernel, ReadId, TensorType, Verdict, philox,
+};
 use ironmill_data::{BatchMut, Loader};
 use ironmill_graph::{
     Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, dry_run,
@@ -11,7 +13,9 @@ use ironmill_graph::{
 
 use super::{
     options::{Batch, TrainOptions},
+    report::{GuardState, StepReport},
     scale::LossScale,
+    schedule::{Decay, Plateau},
 };
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
@@ -19,27 +23,6 @@ use crate::{
     engine::{BatchInputs, Engine},
     error::{Error, Result},
 };
-
-/// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// Steps taken so far, this one included.
-    pub step: u64,
-    /// Mean loss of the counted targets, in nats.
-    pub loss: f64,
-    /// The global gradient norm before clipping.
-    pub norm: f64,
-    /// The learning rate.
-    pub learning_rate: f64,
-    /// Tokens trained on.
-    pub tokens: u64,
-    /// The whole step.
-    pub elapsed: Duration,
-    /// The part of it that waited for data.
-    pub waited: Duration,
-    /// Whether gradients overflowed f16 under the loss scale, so that nothing was changed.
-    pub skipped: bool,
-}
 
 /// What a run needs, known before the device is touched.
 #[derive(Clone, Debug)]
@@ -73,16 +56,17 @@ pub struct Trainer {
     /// For each length of samples, the programs of the first and of the further micro-batches.
     micros: Vec<(usize, [Micro; 2])>,
     update: ProgramId,
-    learning_rate: Tensor,
-    norm: Tensor,
+    update_inputs: UpdateInputs,
+    /// What the host reads of an update: the norm, and what the guard says.
+    told: [Tensor; 2],
     batch: Batch,
     dropout_key: [u32; 2],
-    exponent: Tensor,
     step: u64,
     /// The global index of the next sample: where the data stands.
     samples: u64,
     tokens: u64,
     scale: LossScale,
+    plateau: Plateau,
     /// The exponent of the scale that the last reported step was taken with.
     last_exponent: i32,
     /// The step that the device is already working on.
@@ -109,7 +93,14 @@ struct Queued {
 struct TrainingState {
     model: Buffers,
     optimiser: OptimiserState,
-    loss: StateId,
+}
+
+/// What the host writes for an update.
+#[derive(Clone, Copy)]
+struct UpdateInputs {
+    learning_rate: Tensor,
+    exponent: Tensor,
+    targets: Tensor,
 }
 
 /// The forward and backward of one micro-batch.
@@ -175,8 +166,8 @@ impl Trainer {
             };
             micros.push((length, [compile(false)?, compile(true)?]));
         }
-        let optimiser = options.optimizer.build(model.layout(), options.weight_decay, options.grad_clip);
-        let mut step = update_program(state.optimiser, optimiser);
+        let optimiser = options.optimizer.build(model.layout(), options.weight_decay);
+        let mut step = update_program(state.optimiser, options.guard.build(options.grad_clip), optimiser);
         if let Some((dtype, copy)) = state.model.working {
             push_refresh(&mut step.graph, state.optimiser.len, dtype, state.model.parameters, copy);
         }
@@ -188,10 +179,14 @@ impl Trainer {
             state,
             micros,
             update,
-            learning_rate: step.learning_rate,
-            exponent: step.exponent,
-            norm: step.norm,
+            update_inputs: UpdateInputs {
+                learning_rate: step.learning_rate,
+                exponent: step.exponent,
+                targets: step.targets,
+            },
+            told: [step.norm, step.report],
             scale: LossScale::new(options.working),
+            plateau: Plateau::default(),
             options,
             step: 0,
             samples: 0,
@@ -289,7 +284,10 @@ impl Trainer {
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(0, 0));
         let filled = self.fill(loader, &mut batch);
         let waited = began.elapsed();
-        let outcome = filled.and_then(|()| self.enqueue(&batch, run));
+        let outcome = filled.and_then(|()| {
+            self.options.inject_faults(&mut batch);
+            self.enqueue(&batch, run)
+        });
         self.batch = batch;
         outcome.map(|queued| Queued { began, waited, ..queued })
     }
@@ -355,14 +353,21 @@ impl Trainer {
             run(runtime, program)?;
         }
 
-        let learning_rate = self.options.schedule.rate(self.step);
+        let schedule = &self.options.schedule;
+        let learning_rate = self.plateau.lower(schedule, schedule.rate(self.step));
         let runtime = &mut self.engine.runtime;
         let exponent = self.scale.exponent;
-        runtime.write(self.update, self.learning_rate, HostData::F32(&[learning_rate as f32]))?;
-        runtime.write(self.update, self.exponent, HostData::F32(&[exponent as f32]))?;
+        let inputs = self.update_inputs;
+        for (input, number) in [
+            (inputs.learning_rate, learning_rate as f32),
+            (inputs.exponent, exponent as f32),
+            (inputs.targets, counted as f32),
+        ] {
+            runtime.write(self.update, input, HostData::F32(&[number]))?;
+        }
         run(runtime, self.update)?;
         Ok(Queued {
-            read: runtime.begin_read(self.update, self.norm, self.state.loss)?,
+            read: runtime.begin_read(self.update, self.told, self.state.optimiser.loss)?,
             counted,
             samples: self.options.rows,
             tokens: batch.ids.len(),
@@ -375,11 +380,19 @@ impl Trainer {
 
     /// Waits for a step and counts it.
     fn complete(&mut self, queued: Queued) -> Result<StepReport> {
-        let [norm, loss] = self.engine.runtime.end_read(queued.read)?.map(f64::from);
+        let numbers: [f32; 6] = self.engine.runtime.end_read(queued.read)?;
+        let verdict = Verdict::from_number(numbers[1]);
+        let [norm, _, loss_deviation, norm_deviation, usual_norm, loss] = numbers.map(f64::from);
         let (loss, norm) = (loss / queued.counted.max(1) as f64, norm * (-f64::from(queued.exponent)).exp2());
-        match self.scale.after(queued.exponent, norm.is_finite()) {
-            Some(scale) => self.scale = scale,
-            None => return Err(Error::Diverged { step: self.step + 1, loss, norm }),
+        match verdict {
+            Verdict::Applied | Verdict::Overflow => {
+                self.scale = self.scale.after(queued.exponent, verdict == Verdict::Overflow);
+            }
+            _ if self.options.guard.stops => {
+                self.forget_steps_behind()?;
+                return Err(Error::Refused { step: self.step + 1, verdict, loss, norm });
+            }
+            _ => (),
         }
         self.last_exponent = queued.exponent;
         self.step += 1;
@@ -395,10 +408,44 @@ impl Trainer {
             norm,
             learning_rate: queued.learning_rate,
             tokens: queued.tokens as u64,
+            targets: queued.counted as u64,
+            verdict,
+            loss_deviation,
+            norm_deviation,
+            usual_norm,
             elapsed: now - began,
             waited: queued.waited,
-            skipped: !norm.is_finite(),
         })
+    }
+
+    /// Behind a refused step: waits for the one that was given ahead, which the guard held back, and lets the guard go.
+    /// Everything is then as it was before the refused step.
+    fn forget_steps_behind(&mut self) -> Result<()> {
+        if let Some(queued) = self.queued.take() {
+            let _: [f32; 6] = self.engine.runtime.end_read(queued.read)?;
+        }
+        let held = GUARD_STATISTICS - 1..GUARD_STATISTICS;
+        Ok(self.engine.runtime.write_state(self.state.optimiser.guard, held, HostData::F32(&[0.0]))?)
+    }
+
+    fn follows_validation(&self) -> bool {
+        matches!(self.options.schedule.decay, Decay::Plateau { .. })
+    }
+
+    /// Tells a schedule that follows the validation loss of a measurement.
+    pub fn observe(&mut self, validation_loss: f64) {
+        if let Decay::Plateau { patience, .. } = self.options.schedule.decay {
+            self.plateau.observe(validation_loss, patience);
+        }
+    }
+
+    /// Leaves out the next samples of the data. The steps behind them are counted as before.
+    ///
+    /// # Panics
+    /// While a step that was given ahead is under way, which has its samples.
+    pub fn skip_samples(&mut self, samples: u64) {
+        assert!(!self.is_ahead(), "samples are left out between steps");
+        self.samples += samples;
     }
 
     /// Matrix products that a step of the longest samples launches.
@@ -431,6 +478,8 @@ impl Trainer {
             self.engine.runtime.read_state(state, 0..len, &mut values)?;
             Ok(values)
         };
+        let mut guard = [0.0; 5];
+        self.engine.runtime.read_state(self.state.optimiser.guard, 0..5, &mut guard)?;
         let state = TrainerState {
             step: self.step,
             samples: self.samples,
@@ -439,6 +488,8 @@ impl Trainer {
             seed: self.options.seed,
             optimizer: self.options.optimizer.name().into(),
             loss_scale: (self.options.working == Some(DType::F16)).then_some(self.scale),
+            guard: GuardState::from_numbers(guard),
+            plateau: self.follows_validation().then_some(self.plateau),
         };
         Ok(Snapshot {
             parameters: read(parameters)?,
@@ -450,7 +501,7 @@ impl Trainer {
 
     /// Goes on from a snapshot exactly as the run that made it would have.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        let OptimiserState { first_moment, second_moment, counter, len, .. } = self.state.optimiser;
+        let OptimiserState { first_moment, second_moment, counter, guard, len, .. } = self.state.optimiser;
         if snapshot.state.optimizer != self.options.optimizer.name() {
             let value = self.options.optimizer.name().into();
             let reason = format!("the run so far used {}", snapshot.state.optimizer);
@@ -464,9 +515,12 @@ impl Trainer {
             runtime.write_state(state, 0..len, HostData::F32(values))?;
         }
         runtime.write_state(counter, 0..1, HostData::U32(&[snapshot.state.updates]))?;
+        let statistics = snapshot.state.guard.numbers();
+        runtime.write_state(guard, 0..GUARD_STATISTICS, HostData::F32(&statistics))?;
         if let Some(scale) = snapshot.state.loss_scale {
             self.scale = scale;
         }
+        self.plateau = snapshot.state.plateau.unwrap_or_default();
         self.step = snapshot.state.step;
         self.samples = snapshot.state.samples;
         self.tokens = snapshot.state.tokens;
@@ -491,9 +545,11 @@ fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> Traini
         first_moment: flat("first moment"),
         second_moment: options.optimizer.has_second_moment().then(|| flat("second moment")),
         counter: states.declare("update counter", DType::U32, 1),
+        loss: states.declare("loss", DType::F32, 1),
+        guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
         len,
     };
-    TrainingState { model: buffers, optimiser, loss: states.declare("loss", DType::F32, 1) }
+    TrainingState { model: buffers, optimiser }
 }
 
 /// Forward, loss and backward of one micro-batch; gradients and the loss are written (or added) to state.
@@ -521,7 +577,7 @@ fn micro_graph(
     let logits = model.logits(&mut g, state.model, hidden)?;
     let losses = g.cross_entropy(logits, batch.targets, batch.weights, options.loss)?;
     let loss = g.sum(losses)?;
-    let total = g.state(state.loss, 0, TensorType::new(&[1], DType::F32));
+    let total = g.state(state.optimiser.loss, 0, TensorType::new(&[1], DType::F32));
     g.write_state(loss, total, add);
     g.train(loss, seed, Accumulate { gradients: state.optimiser.gradients, add })?;
     Ok((g, MicroInputs { batch, borders, key, samples, seed }))

@@ -6,6 +6,7 @@ mod card;
 mod generation;
 mod golden;
 mod gradients;
+mod guard;
 mod packing;
 mod profile;
 mod training;

@@ -4,8 +4,8 @@ use ironmill_compute::{Cpu, IGNORED, LossShape};
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::Passes;
 use ironmill_model::{
-    Architecture, Batch, Betas, Error, ModelConfig, Objective, OptimizerOptions, TrainOptions, Trainer,
-    checkpoint,
+    Alarm, Architecture, Batch, Betas, Decay, Error, ModelConfig, Objective, OptimizerOptions, Schedule,
+    TrainOptions, Trainer, Verdict, checkpoint,
 };
 
 use crate::{backends, distance, kinds, model, objective, options, tiny, to_f64};
@@ -109,6 +109,40 @@ fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
     }
 }
 
+/// Every schedule goes on where it was, the one that follows the validation loss too.
+#[test]
+fn a_restored_run_has_the_learning_rates_of_the_uninterrupted_one() {
+    for decay in [
+        Decay::Linear,
+        Decay::StableDecay { share: 0.3 },
+        Decay::Restarts { period: 3, factor: 2 },
+        Decay::OneCycle,
+        Decay::Exponential,
+        Decay::Plateau { factor: 0.5, patience: 1 },
+    ] {
+        let schedule = Schedule { decay, ..options(8, 8).schedule };
+        let go = |trainer: &mut Trainer, steps: usize| -> Vec<f64> {
+            let loader = loader(Sampler::Random);
+            let mut step = || {
+                trainer.observe(4.0);
+                trainer.step(&loader).unwrap().learning_rate
+            };
+            (0..steps).map(|_| step()).collect()
+        };
+        let options = TrainOptions { schedule, ..options(8, 8) };
+        let mut straight = trainer(1, options.clone());
+        let rates = go(&mut straight, 14);
+        assert!(decay != Decay::Plateau { factor: 0.5, patience: 1 } || rates[13] < 0.5 * rates[3]);
+        let mut first = trainer(1, options.clone());
+        let mut cut = go(&mut first, 6);
+        let mut second = trainer(1, options);
+        second.restore(&first.snapshot().unwrap()).unwrap();
+        cut.extend(go(&mut second, 8));
+        assert_eq!(cut, rates, "{decay:?}");
+        assert_eq!(straight.snapshot().unwrap(), second.snapshot().unwrap());
+    }
+}
+
 #[test]
 fn a_run_does_not_go_on_with_another_optimiser() {
     let snapshot = trainer(1, options(8, 4)).snapshot().unwrap();
@@ -192,7 +226,7 @@ fn a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights() {
     trainer.engine().set_parameters(&poisoned).unwrap();
     let before = trainer.snapshot().unwrap();
     match trainer.step(&loader).unwrap_err() {
-        Error::Diverged { step: 3, .. } => {}
+        Error::Refused { step: 3, verdict: Verdict::NotFinite, .. } => {}
         error => panic!("{error}"),
     }
     let after = trainer.snapshot().unwrap();
@@ -200,6 +234,19 @@ fn a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights() {
     assert_eq!(before.first_moment, after.first_moment);
     let same = before.parameters.iter().zip(&after.parameters).all(|(a, b)| a.to_bits() == b.to_bits());
     assert!(same, "parameters changed");
+}
+
+#[test]
+fn a_step_without_targets_is_an_alarm() {
+    for (device, _) in backends() {
+        let values = model(dropping()).initial_values(1);
+        let mut trainer = Trainer::new(device, model(dropping()), options(8, 4), &values).unwrap();
+        let mut batch = Batch::new(8, 12);
+        batch.targets.fill(IGNORED);
+        let report = trainer.step_on(&batch).unwrap();
+        assert_eq!((report.alarm(), report.targets, report.norm), (Some(Alarm::NoTargets), 0, 0.0));
+        assert_eq!(trainer.snapshot().unwrap().state.guard.steps, 0.0);
+    }
 }
 
 #[test]

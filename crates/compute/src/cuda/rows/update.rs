@@ -1,4 +1,4 @@
-//! The optimisers.
+//! The guard of a step and the optimisers.
 
 use super::{
     super::{
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    kernel::{Adam, Sgd, UpdateRange},
+    kernel::{Adam, Guard, Sgd, UpdateRange},
     tensor::DType,
 };
 
@@ -35,8 +35,9 @@ impl Ranges {
             for word in [range.start, end, tiles] {
                 bytes.extend_from_slice(&(word as u64).to_le_bytes());
             }
-            bytes.extend_from_slice(&range.weight_decay.to_le_bytes());
-            bytes.extend_from_slice(&[0; 4]);
+            for number in [range.weight_decay, range.rate] {
+                bytes.extend_from_slice(&number.to_le_bytes());
+            }
             // Tiles begin at multiples of their size.
             tiles += end.div_ceil(TILE) - range.start / TILE;
             used += 1;
@@ -49,14 +50,25 @@ impl Ranges {
     }
 }
 
-/// `(gradients, norm, rate, exponent) → parameters, first moment, second moment, counter`.
+/// `(norm, loss, targets, exponent) → scale, report, statistics`.
+pub(super) fn guard(builder: &mut Builder<'_>, launch: Launch<'_>, guard: &Guard) -> Result<()> {
+    launch.ensure_f32(launch.inputs.iter().chain(launch.outputs))?;
+    let mut arguments: Vec<Arg> = (0..4).map(|index| launch.input(builder, index)).collect();
+    arguments.extend((0..3).map(|index| launch.output(builder, index)));
+    let numbers = [guard.clip, guard.loss_outlier, guard.norm_outlier, guard.warmup as f32];
+    arguments.extend(numbers.map(Arg::F32));
+    arguments.push(flag(guard.holds));
+    builder.kernel(Source::Update, "guard", DType::F32, &[], Grid::new(1, 1), &arguments)
+}
+
+/// `(gradients, scale, rate) → parameters, first moment, second moment, counter`.
 pub(super) fn adam(builder: &mut Builder<'_>, launch: Launch<'_>, adam: &Adam) -> Result<()> {
     launch.ensure_f32(launch.inputs.iter().chain(&launch.outputs[..3]))?;
-    let [gradients, norm, rate, exponent] = [0, 1, 2, 3].map(|index| launch.input(builder, index));
+    let [gradients, scale, rate] = [0, 1, 2].map(|index| launch.input(builder, index));
     let [parameters, first, second, counter] = [0, 1, 2, 3].map(|index| launch.output(builder, index));
     let step = builder.scratch(STEP_BYTES);
     let (beta1, beta2) = (Arg::F32(adam.beta1), Arg::F32(adam.beta2));
-    let arguments = [norm, rate, exponent, counter, step, Arg::F32(adam.clip), beta1, beta2];
+    let arguments = [scale, rate, counter, step, beta1, beta2];
     builder.kernel(Source::Update, "prepare_adam", DType::F32, &[], Grid::new(1, 1), &arguments)?;
 
     let ranges = Ranges::new(builder, &adam.ranges);
@@ -81,13 +93,13 @@ pub(super) fn adam(builder: &mut Builder<'_>, launch: Launch<'_>, adam: &Adam) -
     builder.kernel(Source::Update, "adam", DType::F32, &[], ranges.grid(builder), &arguments)
 }
 
-/// `(gradients, norm, rate, exponent) → parameters, momentum, counter`.
+/// `(gradients, scale, rate) → parameters, momentum, counter`.
 pub(super) fn sgd(builder: &mut Builder<'_>, launch: Launch<'_>, sgd: &Sgd) -> Result<()> {
     launch.ensure_f32(launch.inputs.iter().chain(&launch.outputs[..2]))?;
-    let [gradients, norm, rate, exponent] = [0, 1, 2, 3].map(|index| launch.input(builder, index));
+    let [gradients, scale, rate] = [0, 1, 2].map(|index| launch.input(builder, index));
     let [parameters, momenta, counter] = [0, 1, 2].map(|index| launch.output(builder, index));
     let step = builder.scratch(STEP_BYTES);
-    let arguments = [norm, rate, exponent, counter, step, Arg::F32(sgd.clip)];
+    let arguments = [scale, rate, counter, step];
     builder.kernel(Source::Update, "prepare_sgd", DType::F32, &[], Grid::new(1, 1), &arguments)?;
 
     let ranges = Ranges::new(builder, &sgd.ranges);
