@@ -1,8 +1,8 @@
 //! The way between host and device: pinned memory that the device copies by itself, so that an upload costs the host a copy of
 //! its own and no wait.
 //!
-//! An upload goes to a ring on its own stream, while the card may still be computing, and from there to its place in the order
-//! of the compute stream, as soon as something there needs it. Each half of the ring is used again only when the compute stream has passed the last copy out of it.
+//! An upload goes to a ring on its own stream, together with those around it and while the card may still be computing, and from
+//! there to its place in the order of the compute stream, as soon as something there needs it. Each half of the ring is used again only when the compute stream has passed the last copy out of it.
 #![expect(unsafe_code, reason = "memory that the card copies by itself")]
 
 use std::sync::Arc;
@@ -42,6 +42,8 @@ unsafe impl Send for Staging {}
 
 struct Half {
     used: usize,
+    /// How much of it has been given to the stream of uploads.
+    sent: usize,
     /// Passed by the compute stream when everything in this half has reached its place.
     drained: usize,
 }
@@ -52,7 +54,7 @@ impl Staging {
         let pinned = driver.allocate_pinned(2 * HALF_BYTES)?;
         let ring = driver.allocate(2 * HALF_BYTES)?;
         let arrived = driver.create_event(false)?;
-        let half = || -> Result<Half> { Ok(Half { used: 0, drained: driver.create_event(false)? }) };
+        let half = || -> Result<Half> { Ok(Half { used: 0, sent: 0, drained: driver.create_event(false)? }) };
         let halves = [half()?, half()?];
         let numbers = driver.allocate_pinned(READS * SLOT_BYTES)?;
         let mut read = [0; READS];
@@ -96,10 +98,7 @@ impl Staging {
             // SAFETY: the piece lies inside this half of the pinned memory, which no copy reads: `turn` waited for them.
             let memory = unsafe { std::slice::from_raw_parts_mut(self.pinned.add(at), piece) };
             fill(done, memory);
-            let ring = self.ring + at as u64;
-            // SAFETY: the piece stays as it is until this half is entered again.
-            unsafe { self.driver.copy_in(ring, memory.as_ptr(), piece, self.uploads)? };
-            self.pending.push((to + done as u64, ring, piece));
+            self.pending.push((to + done as u64, self.ring + at as u64, piece));
             self.halves[self.current].used += piece.next_multiple_of(256);
             done += piece;
         }
@@ -111,6 +110,12 @@ impl Staging {
         if self.pending.is_empty() {
             return Ok(());
         }
+        let start = self.current * HALF_BYTES;
+        let half = &mut self.halves[self.current];
+        let (at, bytes) = (start + half.sent, half.used - half.sent);
+        half.sent = half.used;
+        // SAFETY: the bytes lie inside this half and stay as they are until it is entered again.
+        unsafe { self.driver.copy_in(self.ring + at as u64, self.pinned.add(at), bytes, self.uploads)? };
         self.driver.record(self.arrived, self.uploads)?;
         self.driver.wait(self.compute, self.arrived)?;
         for (to, from, bytes) in self.pending.drain(..) {
@@ -125,7 +130,8 @@ impl Staging {
         self.driver.record(self.halves[self.current].drained, self.compute)?;
         self.current = 1 - self.current;
         self.driver.synchronize_event(self.halves[self.current].drained)?;
-        self.halves[self.current].used = 0;
+        let half = &mut self.halves[self.current];
+        (half.used, half.sent) = (0, 0);
         Ok(())
     }
 
@@ -185,7 +191,8 @@ impl Staging {
                 break;
             }
         }
-        self.halves[self.current].used = 0;
+        let half = &mut self.halves[self.current];
+        (half.used, half.sent) = (0, 0);
         Ok(())
     }
 }

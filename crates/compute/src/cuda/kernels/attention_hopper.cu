@@ -365,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(BY_KEY_GROUPS * GROUP_THREADS, BY_K
 attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics, real* d_k, real* d_v,
                       u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_kv_heads, u32 kv_stride, u32 causal,
                       float scale) {
-    constexpr int GROUPS = BY_KEY_GROUPS, STAGES = BY_KEY_STAGES, WARPS = GROUPS * GROUP_WARPS;
+    constexpr int GROUPS = BY_KEY_GROUPS, STAGES = BY_KEY_STAGES;
     constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     constexpr int STATISTICS_BYTES = 2 * OTHERS * sizeof(float);
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -421,10 +421,10 @@ attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const floa
     barrier_wait(ring.own(), 0);
     int block = first_block;
     u32 slope_left[OTHERS / 16][4];
+    // Every thread has loaded statistics of the tile, so all of them meet before the copy engine writes there again.
     auto release = [&](int tile) {
-        // The other lanes have read their statistics.
-        __syncwarp();
-        if (lane == 0 && tile + STAGES < tiles && is_last(ring.done(0, tile % STAGES), WARPS)) {
+        __syncthreads();
+        if (threadIdx.x == 0 && tile + STAGES < tiles) {
             copy(0, tile + STAGES);
             copy(1, tile + STAGES);
         }
