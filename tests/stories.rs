@@ -45,6 +45,14 @@ mod find_my_way;
 #[path = "stories/train_a_small_model.rs"]
 mod train_a_small_model;
 
+/// What a person sees of a run: lines, events, figures of the machine, the page.
+#[path = "stories/see_a_run.rs"]
+mod see_a_run;
+
+/// Many runs over lists and ranges of keys, and which is best.
+#[path = "stories/compare_runs.rs"]
+mod compare_runs;
+
 /// Kills, signals, damage: what is saved, and what a resumed run repeats.
 #[path = "stories/resume_after_a_kill.rs"]
 mod resume_after_a_kill;

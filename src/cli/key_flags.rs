@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint};
 
 /// The commands that read a configuration, by the names that lead to them.
-const READERS: &[&[&str]] = &[&["run"], &["train"], &["config", "show"], &["config", "check"]];
+const READERS: &[&[&str]] = &[&["run"], &["train"], &["sweep"], &["config", "show"], &["config", "check"]];
 
 /// The program's grammar, with the flags of keys.
 pub fn grammar() -> Command {

@@ -9,7 +9,9 @@ mod eval;
 mod key_flags;
 mod man;
 mod overrides;
+mod report;
 mod sample;
+mod sweep;
 mod tokenizer;
 mod train;
 
@@ -81,6 +83,10 @@ enum Command {
     Eval(eval::Args),
     /// Text from a model
     Sample(sample::Args),
+    /// Train many runs over lists and ranges of keys, and compare them
+    Sweep(sweep::Args),
+    /// A page of one or more runs: curves, speed, memory, samples
+    Report(report::Args),
     /// What a configuration comes to
     #[command(subcommand)]
     Config(config::Command),
@@ -161,6 +167,8 @@ fn run(context: &Context, command: Command) -> ExitCode {
         Command::Train(args) => train::run_train(context, &args),
         Command::Eval(args) => eval::run(context, &args),
         Command::Sample(args) => sample::run(context, &args),
+        Command::Sweep(args) => sweep::run(context, &args),
+        Command::Report(args) => report::run(context, &args),
         Command::Config(command) => config::run(context, command),
         Command::Bench(command) => bench::run(context, command),
         Command::Doctor(args) => doctor::run(context, &args),

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::config::{Config, Override, TokenizerConfig};
 use crate::failure::{Code, Failure, Result};
-use crate::show::numbers::grouped;
+use crate::show::numbers::{grouped, time};
 use crate::signals;
 use crate::stages::corpus;
 use crate::stages::model::check_device;
@@ -13,6 +13,7 @@ use crate::stages::training::{Outcome, train};
 use ironmill_data::Yardsticks;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The flags of `run`.
 #[derive(clap::Args)]
@@ -164,6 +165,17 @@ fn show_outcome(
         object["unigram"] = bars.unigram.into();
         object["bigram"] = bars.bigram.into();
     }
+    let (account, numbers) = (outcome.account, |seconds| time(Duration::from_secs_f64(seconds)));
+    text += &format!("\ntime: {}; goodput {:.1} %", numbers(account.total()), account.goodput() * 100.0);
+    for (name, seconds) in account.parts().into_iter().filter(|(name, _)| *name != "steps") {
+        if seconds >= 0.0005 * account.total() {
+            text += &format!(", {name} {:.1} %", seconds / account.total() * 100.0);
+        }
+    }
+    text += &format!("\nreport: {}", run.report().display());
+    object["goodput"] = account.goodput().into();
+    object["seconds"] = account.to_json();
+    object["report"] = json!(run.report());
     for made in &outcome.completions {
         text += &format!("\n\n{}{}", made.prompt, made.text);
     }

@@ -8,6 +8,7 @@
 mod keys;
 mod presets;
 mod resolve;
+pub mod sweep;
 mod typed;
 mod values;
 

@@ -2,6 +2,7 @@
 
 use super::keys::{self, KEYS};
 use super::presets::{DEPTH_DECIDES, PRESET_DECIDES};
+use super::sweep::Sweep;
 use super::values::{self, Value};
 use crate::failure::{Code, Failure, Place, Result};
 use std::collections::BTreeMap;
@@ -48,31 +49,55 @@ impl Typed {
         Ok(typed)
     }
 
+    /// Reads a file with a `[sweep]` and puts the overrides of the command line over it.
+    pub fn load_sweep(path: &Path, overrides: &[Override]) -> Result<(Typed, Sweep)> {
+        let (mut typed, sweep) =
+            Typed::parse_with_sweep(&read_text(path)?, &path.display().to_string(), folder_of(path))?;
+        let Some((sweep, _)) = sweep else {
+            let message = format!(
+                "{} has no [sweep]: add one with lists or ranges of keys, such as train.learning_rate = [1e-3, 3e-3]",
+                path.display()
+            );
+            return Err(Failure::new(Code::BadConfig, message));
+        };
+        typed.override_with(overrides)?;
+        Ok((typed, sweep))
+    }
+
     /// Reads a configuration file.
     fn read_file(path: &Path) -> Result<Typed> {
-        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidData => {
-                let message = format!("{} is not UTF-8 text: a configuration is a TOML file", path.display());
-                Failure::new(Code::BadConfig, message)
-            }
-            _ => Failure::read(path, &error),
-        })?;
-        let folder = path.parent().unwrap_or(Path::new(""));
-        Typed::parse(&text, &path.display().to_string(), folder)
+        Typed::parse(&read_text(path)?, &path.display().to_string(), folder_of(path))
     }
 
     /// Reads the text of a configuration file called `name`, whose relative paths start at `folder`.
     pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Typed> {
-        let fail = |message: String, span: Range<usize>, label: &str| {
-            let line = line_of(text, span.start);
-            let source = miette::NamedSource::new(name, text.to_string());
-            Failure::new(Code::BadConfig, message).at(Place { source, span, line, label: label.into() })
-        };
+        let (typed, sweep) = Typed::parse_with_sweep(text, name, folder)?;
+        let Some((_, span)) = sweep else { return Ok(typed) };
+        let message = "[sweep] is for `ironmill sweep`: use that command, or remove the section".into();
+        Err(at(text, name, message, span, "many runs, not one"))
+    }
+
+    /// The same for a file that may have a `[sweep]`, which comes with its place.
+    pub(super) fn parse_with_sweep(
+        text: &str,
+        name: &str,
+        folder: &Path,
+    ) -> Result<(Typed, Option<(Sweep, Range<usize>)>)> {
+        let fail = |message: String, span: Range<usize>, label: &str| at(text, name, message, span, label);
         let table = DeTable::parse(text).map_err(|error| {
             let message = format!("not valid TOML: {}", error.message().trim_end());
             fail(message, error.span().unwrap_or(0..0), "here")
         })?;
-        let mut typed = Typed::default();
+        let (mut typed, mut sweep) = (Typed::default(), None);
+        if let Some((key, value)) = table.get_ref().get_key_value("sweep")
+            && let DeValue::Table(section) = value.get_ref()
+        {
+            let parsed = Sweep::parse(section, folder).map_err(|(message, span, label)| {
+                let span = if span.is_empty() { key.span() } else { span };
+                fail(message, span, label)
+            })?;
+            sweep = Some((parsed, key.span()));
+        }
         for (section, name, name_span, value, value_span) in entries(table.get_ref()) {
             if name.is_empty() {
                 return Err(fail(keys::explain_unknown_section(section), name_span, "no such section"));
@@ -84,7 +109,7 @@ impl Typed {
                 .map_err(|message| fail(message, value_span, "this value"))?;
             typed.0.insert(key_idx, (value, Origin::Line(line_of(text, name_span.start))));
         }
-        Ok(typed)
+        Ok((typed, sweep))
     }
 
     /// Puts what the command line says over what is there. Repeated lists grow.
@@ -161,6 +186,27 @@ impl Typed {
     }
 }
 
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidData => {
+            let message = format!("{} is not UTF-8 text: a configuration is a TOML file", path.display());
+            Failure::new(Code::BadConfig, message)
+        }
+        _ => Failure::read(path, &error),
+    })
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// A failure about a place of a file.
+fn at(text: &str, name: &str, message: String, span: Range<usize>, label: &str) -> Failure {
+    let line = line_of(text, span.start);
+    let source = miette::NamedSource::new(name, text.to_string());
+    Failure::new(Code::BadConfig, message).at(Place { source, span, line, label: label.into() })
+}
+
 /// The line of a byte, counted from 1.
 fn line_of(text: &str, byte: usize) -> usize {
     text.as_bytes()[..byte.min(text.len())].iter().filter(|&&byte| byte == b'\n').count() + 1
@@ -179,6 +225,7 @@ fn entries<'a>(table: &'a DeTable<'a>) -> Vec<Entry<'a>> {
                     entries.push((name.get_ref(), key.get_ref(), key.span(), value.get_ref(), value.span()));
                 }
             }
+            DeValue::Table(_) if name.get_ref() == "sweep" => {}
             DeValue::Table(_) => {
                 entries.push((name.get_ref(), "", name.span(), value.get_ref(), value.span()))
             }

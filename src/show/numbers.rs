@@ -32,6 +32,12 @@ pub fn bytes(number: u64) -> String {
     format!("{value:.1} TB")
 }
 
+/// Operations a second: `467 GFLOP/s`.
+pub fn flops(per_s: f64) -> String {
+    let (value, unit) = if per_s < 1e12 { (per_s / 1e9, "GFLOP/s") } else { (per_s / 1e12, "TFLOP/s") };
+    format!("{value:.0} {unit}")
+}
+
 /// An amount of some unit: bytes as a size, anything else as a count.
 pub fn amount(number: u64, unit: &str) -> String {
     if unit == "bytes" { bytes(number) } else { format!("{} {unit}", grouped(number)) }
@@ -58,6 +64,7 @@ mod tests {
 
     #[test]
     fn numbers_read_as_people_write_them() {
+        assert_eq!((flops(467.4e9), flops(989.4e12)), ("467 GFLOP/s".into(), "989 TFLOP/s".into()));
         assert_eq!((counted(1, "shard"), counted(1200, "shard")), ("1 shard".into(), "1,200 shards".into()));
         for (number, expected) in [(0, "0"), (999, "999"), (1240, "1,240"), (12_345_678, "12,345,678")] {
             assert_eq!(grouped(number), expected);

@@ -136,7 +136,7 @@ pub fn input_options(config: &Config) -> Result<InputOptions> {
 }
 
 /// The folder of prepared tokens that the configuration names as its input, if it does.
-fn prepared_input(config: &Config) -> Option<PathBuf> {
+pub fn prepared_input(config: &Config) -> Option<PathBuf> {
     let [input] = config.data.input.as_slice() else { return None };
     let dir = PathBuf::from(input);
     dir.join(MANIFEST_NAME).is_file().then_some(dir)

@@ -52,13 +52,20 @@ pub fn check_fits(device: &str, needed: u64) -> Result<()> {
     Err(Failure::new(Code::OutOfMemory, message))
 }
 
+/// What this process has in memory, where the system says.
+pub fn resident_bytes() -> Option<u64> {
+    kibibytes(&std::fs::read_to_string("/proc/self/status").ok()?, "VmRSS")
+}
+
+/// The bytes of a line like `VmRSS:   1234 kB`.
+fn kibibytes(info: &str, name: &str) -> Option<u64> {
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
 /// What the kernel says, within the limit of a container, of which so much is used.
 fn memory_of(info: &str, limit: Option<(u64, u64)>) -> Memory {
-    let bytes = |name: &str| -> Option<u64> {
-        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
-    };
-    let (total, available) = (bytes("MemTotal"), bytes("MemAvailable"));
+    let (total, available) = (kibibytes(info, "MemTotal"), kibibytes(info, "MemAvailable"));
     let Some((limit, used)) = limit else { return Memory { total, available } };
     let left = limit.saturating_sub(used);
     Memory { total: total.map(|all| all.min(limit)), available: available.map(|free| free.min(left)) }

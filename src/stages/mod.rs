@@ -3,11 +3,14 @@
 pub mod corpus;
 pub mod cuda;
 pub mod data;
+pub mod events;
 pub mod machine;
 pub mod metrics;
 pub mod model;
+pub mod peak;
 pub mod plan;
 pub mod run_folder;
 pub mod sampling;
+pub mod sweep;
 pub mod tokenizer;
 pub mod training;

@@ -4,7 +4,10 @@
 //! config.toml               the resolved configuration
 //! tokenizer.json            the tokenizer, and in tokenizer.inputs.json what it was trained on
 //! data/                     the prepared tokens, unless the configuration names prepared ones
+//! about.json                the device, its peak, the sizes and the plan of the run
 //! metrics.jsonl             one line a step, cut back to the checkpoint on resume
+//! events.out.tfevents.*     the same for TensorBoard
+//! report.html               the same as a page, written when the run ends
 //! checkpoints/step-NNNNNNNN a Hugging Face folder and the trainer's state
 //! samples/step-NNNNNNNN.txt what the model wrote
 //! log.txt                   what was told on the way
@@ -103,6 +106,16 @@ impl RunFolder {
     /// The measurements of every step.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
+    }
+
+    /// What the run is: its device, sizes and plan.
+    pub fn about(&self) -> PathBuf {
+        self.path.join("about.json")
+    }
+
+    /// The page of the run.
+    pub fn report(&self) -> PathBuf {
+        self.path.join("report.html")
     }
 
     /// The checkpoints.

@@ -116,3 +116,29 @@ fn every_flag_of_sample_changes_something() {
     assert_eq!(plain, desk.ok(&["sample", "run", "--device", "cpu"]));
     desk.fails(69, &["sample", "run", "--device", "none"], &["there is no device \"none\""]);
 }
+
+#[test]
+fn every_flag_of_report_changes_something() {
+    let desk = Desk::with_run();
+    check_complete(&desk, "report", &["--out", "--title"]);
+    std::fs::remove_file(desk.path("run/report.html")).unwrap();
+    desk.ok(&["report", "run"]);
+    assert!(desk.path("run/report.html").exists());
+    desk.ok(&["report", "run", "run", "--out", "here.html", "--title", "Two of a kind"]);
+    let page = String::from_utf8(desk.read("here.html")).unwrap();
+    assert!(page.contains("<title>Two of a kind</title>"));
+}
+
+#[test]
+fn every_flag_of_sweep_changes_something() {
+    let desk = Desk::with_config();
+    check_complete(&desk, "sweep", &["--out", "--list"]);
+    let tiny = String::from_utf8(desk.read("tiny.toml")).unwrap();
+    desk.write("rates.toml", tiny + "\n[sweep]\ntrain.learning_rate = [1e-2]\n");
+    assert_eq!(desk.ok(&["sweep", "rates.toml", "--list"]), "learning_rate=0.01\n");
+    assert!(!desk.path("runs").exists());
+    for (extra, out) in [(&[][..], "runs/rates"), (&["--out", "here"], "here")] {
+        desk.ok(&[&["sweep", "rates.toml", "--train.steps", "2", "--quiet"], extra].concat());
+        assert!(desk.path(out).join("learning_rate=0.01/config.toml").exists(), "{out}");
+    }
+}

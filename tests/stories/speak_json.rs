@@ -18,6 +18,8 @@ const USES: &[(&str, &str)] = &[
     ("train tiny.toml --dry-run", "parameters"),
     ("run tiny.toml --out run", "completions"),
     ("train tiny.toml --out run --train.steps 21", "steps"),
+    ("report run --out page.html", "report"),
+    ("sweep sweep.toml --list", "runs"),
     ("eval run", "loss"),
     ("sample run -n 2", "text"),
     ("doctor", "flops_per_s"),
@@ -35,6 +37,7 @@ fn every_command_speaks_json_lines_on_both_streams() {
     let desk = Desk::with_config();
     desk.write("a.txt", "Once there was a fox.");
     desk.write("ids.txt", "40 41 42");
+    desk.write("sweep.toml", "[sweep]\nseed = [1, 2]\n");
     desk.ok(&words_of("tokenizer train builtin:stories:60KB --vocab-size 400 --out tokenizer.json -q"));
     for (line, key) in USES {
         let outcome = desk.run(&[&words_of(line)[..], &["--json"]].concat());

@@ -136,6 +136,15 @@ impl Loader {
         }
     }
 
+    /// The share of the tokens that the samples before one have shown; what lies beyond the context of a bucketed example is never
+    /// shown.
+    pub fn seen_share(&self, first_sample: u64) -> f64 {
+        match &*self.plan {
+            Plan::Windows(order) | Plan::Packed { order, .. } => order.seen_share(first_sample),
+            Plan::Bucketed(_) => self.epoch(first_sample).min(1.0) * (1.0 - self.truncated_share()),
+        }
+    }
+
     /// The share of padding in the rows of an epoch, each example counted once; zero unless bucketed.
     pub fn padding_share(&self) -> f64 {
         match &*self.plan {

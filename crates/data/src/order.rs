@@ -148,6 +148,16 @@ impl Order {
         }
     }
 
+    /// The share of the tokens that the samples before one have shown. Random windows overlap, so theirs is what is to be
+    /// expected: each leaves out a token with the probability 1 − context/tokens.
+    pub fn seen_share(&self, sample_idx: u64) -> f64 {
+        let epochs = self.epoch(sample_idx);
+        match self.cut {
+            Cut::Random => 1.0 - (-epochs).exp(),
+            Cut::Shuffled | Cut::Sequential => epochs.min(1.0),
+        }
+    }
+
     fn shuffled_window(&self, sample_idx: u64) -> u64 {
         let windows = self.samples_per_epoch();
         let epoch = sample_idx / windows;
@@ -377,5 +387,17 @@ mod tests {
                 prop_assert!(order(sampler, seed, tokens, context).window(sample) + context < tokens);
             }
         }
+    }
+
+    #[test]
+    fn the_share_seen_grows_to_one() {
+        let share = |sampler, sample_idx| order(sampler, 1, 1001, 10).seen_share(sample_idx);
+        assert_eq!((share(Sampler::Shuffled, 50), share(Sampler::Shuffled, 400)), (0.5, 1.0));
+        assert!((share(Sampler::Sequential, 50) - 0.4995).abs() < 1e-3);
+        assert!((share(Sampler::Random, 100) - 0.632).abs() < 1e-3);
+        // As many of the tokens as are really drawn.
+        let random = order(Sampler::Random, 3, 1001, 10);
+        let drawn: BTreeSet<u64> = (0..100).flat_map(|i| random.window(i)..random.window(i) + 10).collect();
+        assert!((drawn.len() as f64 / 1001.0 - random.seen_share(100)).abs() < 0.05);
     }
 }

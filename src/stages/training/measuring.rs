@@ -1,12 +1,15 @@
 //! What a model in training can do: its loss on validation data, and what it writes.
 
 use super::Session;
+use super::telling::now;
 use crate::failure::{Failure, Result};
+use crate::stages::metrics::Beside;
 use crate::stages::sampling::{Completion, complete};
 use ironmill_data::Split;
 use ironmill_model::Evaluation;
 use ironmill_text::durable;
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 impl Session<'_> {
     pub(super) fn measure(&mut self) -> Result<Option<Evaluation>> {
@@ -16,7 +19,9 @@ impl Session<'_> {
         }
         let (tokens, rows) = (self.config.train.eval_tokens, self.config.train.micro_batch as usize);
         let objective = self.trainer.options().objective;
+        let began = Instant::now();
         let evaluation = self.trainer.engine().evaluate(validation, objective, tokens, rows)?;
+        self.metrics.spend(Beside::Evaluation, began.elapsed());
         self.trainer.observe(evaluation.loss);
         Ok(Some(evaluation))
     }
@@ -26,7 +31,7 @@ impl Session<'_> {
         if self.config.sample.prompts.is_empty() {
             return Ok(Vec::new());
         }
-        let step = self.trainer.step_count();
+        let (began, step) = (Instant::now(), self.trainer.step_count());
         let settings = &self.config.sample;
         let quiet = &mut |_: usize, _: &str| ControlFlow::Continue(());
         let engine = self.trainer.engine();
@@ -38,6 +43,11 @@ impl Session<'_> {
         std::fs::create_dir_all(&folder)
             .and_then(|()| durable::write(&path, texts.join("\n").as_bytes()))
             .map_err(|error| Failure::write(&path, &error))?;
+        for (idx, made) in completions.iter().enumerate() {
+            let text = format!("{}{}", made.prompt, made.text);
+            self.events.append_text(now(), step, &format!("sample/{}", idx + 1), &text)?;
+        }
+        self.metrics.spend(Beside::Sampling, began.elapsed());
         Ok(completions)
     }
 }

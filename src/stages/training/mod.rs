@@ -1,30 +1,36 @@
 //! The training of a run: step by step, measured, saved and shown, resumed from where it stopped.
 //!
-//! This file has the loop; its rooms have what the loop does beside steps: [`saving`], [`measuring`], [`telling`], and in
-//! [`cadence`] when each of them is due.
+//! This file has the loop; its rooms have what the loop does beside steps: [`saving`], [`measuring`], [`telling`],
+//! [`watching`] the machine, and in [`cadence`] when each of them is due.
 
 mod cadence;
 mod measuring;
 mod saving;
 mod telling;
+mod watching;
 
 use super::corpus::Corpus;
+use super::events::Events;
 use super::machine::check_fits;
-use super::metrics::Metrics;
+use super::metrics::{Account, Beside, Metrics};
 use super::model;
+use super::peak::Peak;
 use super::plan::{self, Plan, Samples};
 use super::run_folder::RunFolder;
 use super::sampling::Completion;
 use crate::cli::Context;
 use crate::config::Config;
 use crate::failure::{Code, Failure, Result};
+use crate::report::{self, Record};
 use crate::show::numbers::grouped;
 use cadence::Due;
 use ironmill_data::Loader;
 use ironmill_model::{Evaluation, Model, Trainer, checkpoint};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 use telling::Pace;
+use watching::Watch;
 
 /// What a finished training has to show.
 pub struct Outcome {
@@ -36,6 +42,8 @@ pub struct Outcome {
     pub evaluation: Option<Evaluation>,
     /// What the finished model writes.
     pub completions: Vec<Completion>,
+    /// Where the time of the training went.
+    pub account: Account,
 }
 
 /// Trains until the configured end, from the newest checkpoint if there is one.
@@ -47,7 +55,9 @@ pub fn train(
     context: &Context,
     stop: &AtomicBool,
 ) -> Result<Outcome> {
+    let began = Instant::now();
     let mut session = Session::start(run, config, corpus, init_from, context)?;
+    session.metrics.spend(Beside::Startup, began.elapsed());
     let mut evaluation = None;
     context.show.start_training(session.steps, session.trainer.step_count());
     let outcome = loop {
@@ -81,6 +91,8 @@ struct Session<'a> {
     loader: Loader,
     steps: u64,
     metrics: Metrics,
+    events: Events,
+    watch: Watch,
     /// The step of the newest checkpoint, so that none is written twice.
     saved_step: Option<u64>,
     evaluate: Due,
@@ -108,9 +120,14 @@ impl<'a> Session<'a> {
         config.train.recompute = plan.recompute_name().into();
         run.store(&config)?;
         let values = initial_values(&plan.model, &config, init_from)?;
+        let mut watch = Watch::new(&plan);
         let device = model::device(&config.train.device, context.threads, Some(run.kernel_choices()))?;
         let mut trainer = Trainer::new(device, plan.model, plan.options, &values)?;
-        context.show.detail(&format!("device: {}", trainer.engine().describe_device()));
+        let described = trainer.engine().describe_device();
+        context.show.detail(&format!("device: {described}"));
+        let precision = &config.train.precision;
+        watch
+            .find_peak(Peak::of(&config.train.device, &described, precision, context.threads), &context.show);
 
         let skipped = &mut |error: &ironmill_model::Error| {
             context.show.warn(&format!("a checkpoint is passed over: {error}"))
@@ -122,14 +139,17 @@ impl<'a> Session<'a> {
             context.show.note(&format!("resumed from {}", path.display()));
         }
         let step = trainer.step_count();
-        let metrics = Metrics::open(&run.metrics(), step)?;
-        Ok(Session {
+        let metrics = Metrics::open(&run.metrics(), step, &mut |_| ())?;
+        let events = Events::open(run.path(), step, telling::now())?;
+        let mut session = Session {
             run,
             corpus,
             context,
             loader,
             steps,
             metrics,
+            events,
+            watch,
             saved_step: newest.map(|_| step),
             evaluate: Due::new(config.train.eval_every),
             sample: Due::new(config.train.sample_every),
@@ -137,7 +157,9 @@ impl<'a> Session<'a> {
             pace: Pace::default(),
             trainer,
             config,
-        })
+        };
+        session.write_about()?;
+        Ok(session)
     }
 
     /// One step, and what is due after it. Where nothing is, the device may go on with the next step meanwhile.
@@ -176,7 +198,10 @@ impl<'a> Session<'a> {
         };
         let completions = self.write_samples()?;
         let epochs = self.loader.epoch(self.trainer.next_sample());
-        Ok(Outcome { steps: self.trainer.step_count(), epochs, evaluation, completions })
+        let account = self.metrics.account();
+        let record = Record::read(self.run.path())?;
+        report::write(&self.run.report(), &record.name, std::slice::from_ref(&record), &[])?;
+        Ok(Outcome { steps: self.trainer.step_count(), epochs, evaluation, completions, account })
     }
 }
 

@@ -3,9 +3,11 @@
 use super::Session;
 use crate::config::{Config, MASK};
 use crate::failure::Result;
+use crate::stages::metrics::Beside;
 use ironmill_model::checkpoint;
 use ironmill_text::{Kind, Tokenizer};
 use serde_json::json;
+use std::time::Instant;
 
 impl Session<'_> {
     /// Writes a checkpoint, unless this step has one, and lets old ones go.
@@ -14,12 +16,14 @@ impl Session<'_> {
         if self.saved_step == Some(step) {
             return Ok(());
         }
+        let began = Instant::now();
         let snapshot = self.trainer.snapshot()?;
         let extra = travelling_files(&self.corpus.tokenizer, &self.config)?;
         let folder = self.run.checkpoints();
         let path = checkpoint::save(&folder, self.trainer.engine().model(), &snapshot, &extra)?;
         checkpoint::rotate(&folder, self.config.train.keep_last as usize)?;
         self.saved_step = Some(step);
+        self.metrics.spend(Beside::Saving, began.elapsed());
         self.context.show.detail(&format!("saved {}", path.display()));
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::stages::plan::Plan;
 use ironmill_data::Loader;
 use ironmill_model::{Evaluation, StepReport, Verdict};
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 impl Session<'_> {
     /// Says why a step changed nothing, if it did not.
@@ -34,24 +34,34 @@ impl Session<'_> {
 
     pub(super) fn tell(&mut self, report: &StepReport, measured: Option<Evaluation>) -> Result<()> {
         let tokens_per_s = self.pace.tokens_per_s(report);
+        let (seconds, next_sample) = (report.elapsed.as_secs_f64(), self.trainer.next_sample());
         let mut object = json!({
             "step": report.step,
+            "time": now(),
             "loss": report.loss,
             "learning_rate": report.learning_rate,
             "norm": report.norm,
             "tokens": self.trainer.token_count(),
-            "epoch": self.loader.epoch(self.trainer.next_sample()),
-            "seconds": report.elapsed.as_secs_f64(),
+            "epoch": self.loader.epoch(next_sample),
+            "data_seen": self.loader.seen_share(next_sample),
+            "seconds": seconds,
             "wait_seconds": report.waited.as_secs_f64(),
+            "tokens_per_s": report.tokens as f64 / seconds.max(1e-9),
         });
+        if let Some(mfu) = self.watch.mfu(report.tokens as f64 / seconds.max(1e-9)) {
+            object["mfu"] = mfu.into();
+        }
         if !report.is_applied() {
             object["verdict"] = report.verdict.name().into();
         }
         if let Some(evaluation) = measured {
             object["validation_loss"] = evaluation.loss.into();
+            object["perplexity"] = evaluation.perplexity().into();
             object["bits_per_byte"] = evaluation.bits_per_byte.into();
         }
-        self.metrics.append(&object)?;
+        self.look_at_the_machine(&mut object);
+        self.metrics.append(&mut object)?;
+        self.events.append(&object)?;
         let steps_left = self.steps.saturating_sub(report.step);
         let seconds_left = (steps_left * report.tokens) as f64 / tokens_per_s.max(1e-9);
         self.context.show.step(&StepLine {
@@ -62,12 +72,17 @@ impl Session<'_> {
             learning_rate: report.learning_rate,
             norm: report.norm,
             tokens_per_s,
-            mfu: None,
+            mfu: self.watch.mfu(tokens_per_s),
             wait: Some(self.pace.wait()),
             left: Duration::try_from_secs_f64(seconds_left).unwrap_or(Duration::MAX),
         });
         Ok(())
     }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
 pub(super) fn describe(plan: &Plan, config: &Config, loader: &Loader, steps: u64, context: &Context) {
