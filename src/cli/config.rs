@@ -3,6 +3,8 @@
 use super::Context;
 use crate::config::{Config, Override, Typed};
 use crate::failure::Result;
+use crate::show::numbers::counted;
+use crate::stages::sweep::Plan;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
@@ -49,9 +51,18 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
         Command::Show(args) => show(context, &args),
         Command::Check(args) => {
-            let config = Config::load(&args.config, &args.overrides(context))?;
-            let object = json!({"config": args.config, "seed": config.seed, "right": true});
-            context.show.result(&format!("{}: all right", args.config.display()), &object)
+            let (typed, sweep) = Typed::load_with_sweep(&args.config, &args.overrides(context))?;
+            let mut object = json!({"config": args.config, "right": true});
+            let mut text = format!("{}: all right", args.config.display());
+            match sweep {
+                Some(sweep) => {
+                    let runs = Plan::new(&args.config, &typed, &sweep)?.names().len();
+                    text += &format!(", {}", counted(runs as u64, "run"));
+                    object["runs"] = runs.into();
+                }
+                None => object["seed"] = Config::resolve(typed)?.seed.into(),
+            }
+            context.show.result(&text, &object)
         }
     }
 }

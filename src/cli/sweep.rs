@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::config::Typed;
-use crate::failure::Result;
+use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::{counted, grouped};
 use crate::signals;
 use crate::stages::sweep::{Plan, Tried};
@@ -40,7 +40,14 @@ pub struct Args {
 
 /// Trains the runs of a sweep that are not finished, and shows all.
 pub fn run(context: &Context, args: &Args) -> Result<()> {
-    let (typed, sweep) = Typed::load_sweep(&args.config, &context.overrides)?;
+    let (typed, sweep) = Typed::load_with_sweep(&args.config, &context.overrides)?;
+    let sweep = sweep.ok_or_else(|| {
+        let message = format!(
+            "{} has no [sweep]: add one with lists or ranges of keys, such as train.learning_rate = [1e-3, 3e-3]",
+            args.config.display()
+        );
+        Failure::new(Code::BadConfig, message)
+    })?;
     let stem = args.config.file_stem().unwrap_or("sweep".as_ref());
     let out = args.out.clone().unwrap_or_else(|| Path::new("runs").join(stem));
     let plan = Plan::new(&out, &typed, &sweep)?;

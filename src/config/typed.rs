@@ -49,19 +49,12 @@ impl Typed {
         Ok(typed)
     }
 
-    /// Reads a file with a `[sweep]` and puts the overrides of the command line over it.
-    pub fn load_sweep(path: &Path, overrides: &[Override]) -> Result<(Typed, Sweep)> {
-        let (mut typed, sweep) =
-            Typed::parse_with_sweep(&read_text(path)?, &path.display().to_string(), folder_of(path))?;
-        let Some((sweep, _)) = sweep else {
-            let message = format!(
-                "{} has no [sweep]: add one with lists or ranges of keys, such as train.learning_rate = [1e-3, 3e-3]",
-                path.display()
-            );
-            return Err(Failure::new(Code::BadConfig, message));
-        };
+    /// Does the same with a file that may have a `[sweep]`.
+    pub fn load_with_sweep(path: &Path, overrides: &[Override]) -> Result<(Typed, Option<Sweep>)> {
+        let name = path.display().to_string();
+        let (mut typed, sweep) = Typed::parse_with_sweep(&read_text(path)?, &name, folder_of(path))?;
         typed.override_with(overrides)?;
-        Ok((typed, sweep))
+        Ok((typed, sweep.map(|(sweep, _)| sweep)))
     }
 
     /// Reads a configuration file.

@@ -59,7 +59,12 @@ impl Peak {
 
 fn of_card(description: &str, precision: &str) -> Option<Peak> {
     let (_, half, single) = CARDS.into_iter().find(|(name, _, _)| has_words(description, name))?;
-    let tera = if precision == "fp32" { single } else { half };
+    let tera = match precision {
+        "fp32" => single,
+        // Cards multiply numbers of 8 bits at twice the rate of 16.
+        "fp8" => 2.0 * half,
+        _ => half,
+    };
     Some(Peak { flops_per_s: tera * 1e12, source: format!("{precision} by the card's data sheet") })
 }
 
@@ -90,7 +95,7 @@ mod tests {
                 .map(|peak| (peak.flops_per_s / 1e11).round() / 10.0)
         };
         assert_eq!(peak("H200", "bf16"), Some(989.4));
-        assert_eq!(peak("H200", "fp32"), Some(66.9));
+        assert_eq!((peak("H200", "fp32"), peak("H200", "fp8")), (Some(66.9), Some(1978.8)));
         assert_eq!(peak("H100 PCIe", "fp16"), Some(756.5));
         assert_eq!(peak("A100-SXM4-80GB", "bf16"), Some(311.9));
         assert_eq!((peak("RTX A4000", "bf16"), peak("Voodoo 2", "bf16")), (None, None));

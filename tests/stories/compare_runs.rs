@@ -107,6 +107,7 @@ fn a_run_that_diverges_is_told_and_the_others_go_on() {
 #[test]
 fn mistakes_in_a_sweep_are_told_before_anything_is_trained() {
     let desk = desk("model.width = [16, 17]");
+    desk.fails(78, &["config", "check", "sweep.toml"], &["the run width=17"]);
     desk.fails(78, &["sweep", "sweep.toml"], &["the run width=17", "heads"]);
     desk.fails(78, &["sweep", "tiny.toml"], &["tiny.toml has no [sweep]"]);
     desk.fails(78, &["run", "sweep.toml"], &["[sweep] is for `ironmill sweep`"]);
