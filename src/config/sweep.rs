@@ -141,7 +141,9 @@ impl Sweep {
                 for axis in &self.axes {
                     let grid = axis.values.grid();
                     let with = |point: &Vec<String>| {
-                        grid.iter().map(|value| [&point[..], &[value.clone()]].concat()).collect::<Vec<_>>()
+                        grid.iter()
+                            .map(|value| [&point[..], std::slice::from_ref(value)].concat())
+                            .collect::<Vec<_>>()
                     };
                     points = points.iter().flat_map(with).collect();
                 }

@@ -23,6 +23,9 @@ pub enum Origin {
     Flag,
 }
 
+/// A sweep and where in the file it begins.
+type PlacedSweep = (Sweep, Range<usize>);
+
 /// One `--section.key value` of the command line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
@@ -75,7 +78,7 @@ impl Typed {
         text: &str,
         name: &str,
         folder: &Path,
-    ) -> Result<(Typed, Option<(Sweep, Range<usize>)>)> {
+    ) -> Result<(Typed, Option<PlacedSweep>)> {
         let fail = |message: String, span: Range<usize>, label: &str| at(text, name, message, span, label);
         let table = DeTable::parse(text).map_err(|error| {
             let message = format!("not valid TOML: {}", error.message().trim_end());

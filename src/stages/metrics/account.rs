@@ -22,8 +22,11 @@ pub struct Account {
     pub lost: f64,
 }
 
+/// Where seconds are counted.
+type Place = fn(&mut Account) -> &mut f64;
+
 /// The parts of a line, besides the step itself: their keys, and where they are counted.
-pub const PARTS: [(&str, fn(&mut Account) -> &mut f64); 5] = [
+pub const PARTS: [(&str, Place); 5] = [
     ("evaluation_seconds", |account| &mut account.evaluation),
     ("saving_seconds", |account| &mut account.saving),
     ("sampling_seconds", |account| &mut account.sampling),
