@@ -122,7 +122,12 @@ const ROWS: &[Row] = &[
     ("train.schedule", "plateau", &[], "rates"),
     ("train.decay_share", "0.5", &["--train.schedule", "stable_decay", "--train.warmup", "0"], "rates"),
     ("train.restart_every", "1", &["--train.schedule", "restarts"], "rates"),
-    ("train.restart_factor", "1", &["--train.schedule", "restarts", "--train.restart-every", "1"], "rates"),
+    (
+        "train.restart_factor",
+        "1",
+        &["--train.schedule", "restarts", "--train.restart-every", "1", "--train.warmup", "0"],
+        "rates",
+    ),
     ("train.plateau_factor", "0.2", PLATEAU, "rates"),
     ("train.plateau_patience", "0", PLATEAU, "rates"),
     ("train.warmup", "3", &[], "rates"),
