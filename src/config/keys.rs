@@ -121,8 +121,10 @@ pub const KEYS: &[Key] = &[
     key("train", "restart_factor", Kind::Count),
     key("train", "plateau_factor", Kind::Number),
     key("train", "plateau_patience", Kind::Count),
-    key("train", "optimizer", Kind::Choice(&["adamw", "adam", "sgd"])),
+    key("train", "optimizer", Kind::Choice(&["adamw", "adam", "sgd", "muon"])),
     key("train", "weight_decay", Kind::Number),
+    key("train", "groups", Kind::Texts),
+    key("train", "ema", Kind::Number),
     key("train", "beta1", Kind::Number),
     key("train", "beta2", Kind::Number),
     key("train", "eps", Kind::Number),
@@ -151,13 +153,8 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// Keys of a later version, refused by name rather than as unknown.
-const LATER_KEYS: &[(&str, &str)] = &[
-    ("tokenizer", "memory"),
-    ("data", "workers"),
-    ("train", "keep_best"),
-    ("train", "ema"),
-    ("sample", "repetition_penalty"),
-];
+const LATER_KEYS: &[(&str, &str)] =
+    &[("tokenizer", "memory"), ("data", "workers"), ("train", "keep_best"), ("sample", "repetition_penalty")];
 
 const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
     Key { section, name, kind, later: &[] }

@@ -13,7 +13,7 @@ mod typed;
 mod values;
 
 pub use keys::{KEYS, Kind};
-pub use resolve::{MASK, auto_precision};
+pub use resolve::{MASK, auto_precision, parse_group};
 pub use typed::{Override, Typed};
 pub use values::{Cadence, show_duration};
 
@@ -169,10 +169,14 @@ pub struct TrainConfig {
     /// Measurements without improvement before that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plateau_patience: Option<u64>,
-    /// `adamw`, `adam` or `sgd`.
+    /// `adamw`, `adam`, `sgd` or `muon`.
     pub optimizer: String,
     /// The decay of matrices.
     pub weight_decay: f64,
+    /// Parameters with a rate or decay of their own, such as `*.bias: rate 0.5, decay 0`.
+    pub groups: Vec<String>,
+    /// The share of the running average of weights that a step keeps; 0 keeps none.
+    pub ema: f64,
     /// The decay of Adam's first moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta1: Option<f64>,
@@ -182,7 +186,7 @@ pub struct TrainConfig {
     /// Added to the root of Adam's second moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
-    /// The decay of SGD's running sum of gradients.
+    /// The decay of the running sum of gradients, of SGD and Muon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
     /// The largest global norm of a gradient; 0 does not clip.

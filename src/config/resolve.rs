@@ -3,7 +3,7 @@
 mod model;
 mod train;
 
-pub use train::auto_precision;
+pub use train::{auto_precision, parse_group};
 
 use super::typed::Typed;
 use super::values::{Cadence, Value};

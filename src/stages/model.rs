@@ -3,7 +3,7 @@
 use super::cuda;
 use super::plan::Samples;
 use super::run_folder::RunFolder;
-use crate::config::{Config, Length, MASK, TrainConfig};
+use crate::config::{Config, Length, MASK, TrainConfig, parse_group};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
@@ -47,14 +47,20 @@ pub fn objective_of(architecture: Architecture, tokenizer: &Tokenizer) -> Result
 }
 
 /// How a configuration trains, once the samples and the number of steps are known.
-pub fn train_options(config: &Config, objective: Objective, samples: Samples, steps: u64) -> TrainOptions {
+pub fn train_options(
+    config: &Config,
+    objective: Objective,
+    samples: Samples,
+    steps: u64,
+) -> Result<TrainOptions> {
     let train = &config.train;
     let betas = Betas {
         beta1: train.beta1.unwrap_or_default() as f32,
         beta2: train.beta2.unwrap_or_default() as f32,
         eps: train.eps.unwrap_or_default() as f32,
     };
-    TrainOptions {
+    let groups = train.groups.iter().map(|group| parse_group(group)).collect::<Result<_>>()?;
+    Ok(TrainOptions {
         seed: config.seed,
         objective,
         lengths: samples.lengths,
@@ -70,10 +76,15 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
         },
         optimizer: match train.optimizer.as_str() {
             "sgd" => OptimizerOptions::Sgd { momentum: train.momentum.unwrap_or_default() as f32 },
+            "muon" => {
+                OptimizerOptions::Muon { momentum: train.momentum.unwrap_or_default() as f32, rest: betas }
+            }
             "adam" => OptimizerOptions::Adam(betas),
             _ => OptimizerOptions::AdamW(betas),
         },
         weight_decay: train.weight_decay as f32,
+        groups,
+        average: train.ema as f32,
         grad_clip: train.grad_clip as f32,
         guard: GuardOptions {
             loss_outlier: train.loss_outlier as f32,
@@ -95,7 +106,7 @@ pub fn train_options(config: &Config, objective: Objective, samples: Samples, st
             },
             ..Passes::ALL
         },
-    }
+    })
 }
 
 /// The course of the learning rate after the warm-up.

@@ -66,7 +66,7 @@ impl Plan {
         steps: u64,
     ) -> Result<Plan> {
         let model = model::build(config, vocab_size)?;
-        let mut options = model::train_options(config, objective, samples, steps);
+        let mut options = model::train_options(config, objective, samples, steps)?;
         let plain = Trainer::plan(&model, &options)?;
         let limit = memory_for_a_run(&config.train.device);
         let library_bytes = cuda::library_bytes(&config.train.device);

@@ -134,6 +134,10 @@ impl Rule<'_> {
             }
             Kernel::Adam(adam) => self.optimiser(&adam.ranges, 3),
             Kernel::Sgd(sgd) => self.optimiser(&sgd.ranges, 2),
+            Kernel::Momentum { .. } => self.elementwise(1, 1, 2),
+            Kernel::Normalise => self.elementwise(1, 1, 1),
+            Kernel::Combine(_) => self.elementwise(2, 0, 1),
+            Kernel::Descend(_) | Kernel::Average { .. } => self.elementwise(1, 2, 1),
         }
     }
 
@@ -231,6 +235,18 @@ impl Rule<'_> {
         Ok(())
     }
 
+    /// So many inputs of one shape, then so many single numbers, and outputs of that shape.
+    fn elementwise(&self, alike: usize, numbers: usize, outputs: usize) -> Result<()> {
+        self.count(alike + numbers, outputs)?;
+        let shape = self.inputs[0].shape;
+        let (wide, single) = self.inputs.split_at(alike);
+        self.ensure(
+            wide.iter().chain(self.outputs).all(|of| of.shape == shape),
+            "inputs and outputs must have one shape",
+        )?;
+        self.ensure(single.iter().all(|of| of.shape.elements() == 1), "the other inputs are one number each")
+    }
+
     /// An optimiser changes `flat` buffers of one length and its counter.
     fn optimiser(&self, ranges: &[UpdateRange], flat: usize) -> Result<()> {
         self.count(3, flat + 1)?;
@@ -284,6 +300,7 @@ impl Rule<'_> {
                 _ => false,
             },
             Kernel::CacheAppend => index == 1,
+            Kernel::Average { .. } => index == 2,
             Kernel::HeadLoss(_) => index == 2,
             Kernel::JointAttention(_) => index >= 1,
             Kernel::JointAttentionGrad(_) => index == 4,

@@ -8,7 +8,8 @@ mod update;
 
 pub use guard::{GUARD_REPORT, GUARD_STATISTICS, Guard, Verdict};
 pub(crate) use guard::{Judgement, Observation};
-pub use update::{Adam, Sgd, UpdateRange};
+pub use update::{Adam, Descend, Sgd, UpdateRange};
+pub(crate) use update::{NORMALISE_EPS, average_decay};
 
 use crate::{
     op::{Attention, LossShape, Mask, Op},
@@ -91,6 +92,24 @@ pub enum Kernel {
     Adam(Adam),
     /// One step of gradient descent with momentum. See [`Sgd`].
     Sgd(Sgd),
+    /// `(gradients, scale [1]) → m state, ahead`: with g the scaled gradients, m ← decay·m + (1 − decay)·g, and
+    /// ahead = decay·m + (1 − decay)·g. A refused step leaves m alone, and 0 lies ahead.
+    Momentum {
+        /// The share of m that stays.
+        decay: f32,
+    },
+    /// `(x, norm [1]) → x / norm`, where a norm of 0 leaves 0.
+    Normalise,
+    /// `(x, y) → a·x + b·y`.
+    Combine([f32; 2]),
+    /// Parameters move along a direction. See [`Descend`].
+    Descend(Descend),
+    /// `(parameters, scale [1], step counter u32[1]) → average` state: a ← d·a + (1 − d)·p with d = min(decay, (1 + t)/(10 + t))
+    /// after t updates. A refused step changes nothing.
+    Average {
+        /// The share of the average that stays.
+        decay: f32,
+    },
 }
 
 /// The least that a launch must do.
@@ -148,6 +167,11 @@ impl Kernel {
             Kernel::Guard(_) => "guard",
             Kernel::Adam(_) => "adam",
             Kernel::Sgd(_) => "sgd",
+            Kernel::Momentum { .. } => "momentum",
+            Kernel::Normalise => "normalise",
+            Kernel::Combine(_) => "combine",
+            Kernel::Descend(_) => "descend",
+            Kernel::Average { .. } => "average",
         }
     }
 
@@ -204,7 +228,9 @@ impl Kernel {
             _ => inputs.iter().map(bytes).sum(),
         };
         let kept = match self {
-            Kernel::Adam(_) | Kernel::Sgd(_) => written,
+            Kernel::Adam(_) | Kernel::Sgd(_) | Kernel::Descend(_) | Kernel::Average { .. } => written,
+            // Only the momentum was there before.
+            Kernel::Momentum { .. } => bytes(&outputs[0]),
             // The workspace of a head is its own.
             Kernel::HeadLoss(_) => -bytes(&outputs[1]),
             _ if adds => written,
@@ -286,7 +312,12 @@ impl Kernel {
             | Kernel::GlobalNorm
             | Kernel::Guard(_)
             | Kernel::Adam(_)
-            | Kernel::Sgd(_) => return None,
+            | Kernel::Sgd(_)
+            | Kernel::Momentum { .. }
+            | Kernel::Normalise
+            | Kernel::Combine(_)
+            | Kernel::Descend(_)
+            | Kernel::Average { .. } => return None,
         }
         Some(expansion)
     }

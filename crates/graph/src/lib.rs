@@ -38,7 +38,7 @@
 //! let micro = runtime.compile(g, &Passes::ALL)?;
 //! let len = layout.len();
 //! let state =
-//!     OptimiserState { parameters, gradients, first_moment, second_moment, counter, loss: loss_sum, guard, len };
+//!     OptimiserState { parameters, gradients, first_moment, second_moment, counter, loss: loss_sum, guard, average: None, len };
 //! let ranges = layout.update_ranges(0.0);
 //! let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: true, ranges };
 //! let guard = Guard { clip: 1.0, loss_outlier: 0.0, norm_outlier: 0.0, warmup: 0, holds: true };
@@ -87,4 +87,4 @@ pub use precision::{Precision, push_refresh, refresh_program};
 pub use quantise::EightBits;
 pub use runtime::{LaunchTime, Passes, ProgramId, Runtime, dry_run};
 pub use stage::Stage;
-pub use update::{Optimiser, OptimiserState, Update, update_program};
+pub use update::{Muon, MuonMatrix, Optimiser, OptimiserState, Update, update_program};

@@ -23,6 +23,8 @@ pub struct Parameter {
     pub offset: usize,
     /// Whether weight decay applies.
     pub decays: bool,
+    /// Whether it is a matrix that hidden states are multiplied with, rather than an embedding, a head or a vector.
+    pub is_hidden: bool,
     /// Whether training changes it.
     pub trainable: bool,
 }
@@ -45,7 +47,14 @@ impl Layout {
     /// Adds a trainable parameter behind the others and returns its index.
     pub fn add(&mut self, name: impl Into<String>, dims: &[usize], decays: bool) -> usize {
         let shape = Shape::new(dims);
-        let parameter = Parameter { name: name.into(), shape, offset: self.len, decays, trainable: true };
+        let parameter = Parameter {
+            name: name.into(),
+            shape,
+            offset: self.len,
+            decays,
+            is_hidden: false,
+            trainable: true,
+        };
         self.len = (self.len + shape.elements()).next_multiple_of(ALIGNMENT);
         self.parameters.push(parameter);
         self.parameters.len() - 1
@@ -99,18 +108,19 @@ impl Layout {
         self.parameters.iter().map(|p| p.shape.elements()).sum()
     }
 
-    /// The segment table of the optimiser: what it updates and with which decay.
+    /// The segment table of an optimiser: what it updates and with which decay.
     pub fn update_ranges(&self, weight_decay: f32) -> Arc<[UpdateRange]> {
-        self.parameters
-            .iter()
-            .filter(|p| p.trainable)
-            .map(|p| UpdateRange {
-                start: p.offset,
-                len: p.shape.elements(),
-                weight_decay: if p.decays { weight_decay } else { 0.0 },
-                rate: 1.0,
-            })
-            .collect()
+        self.update_ranges_by(|p| Some((if p.decays { weight_decay } else { 0.0 }, 1.0)))
+    }
+
+    /// The same by a rule that gives a parameter's weight decay and what the learning rate is multiplied with for it, or leaves
+    /// it out.
+    pub fn update_ranges_by(&self, rule: impl Fn(&Parameter) -> Option<(f32, f32)>) -> Arc<[UpdateRange]> {
+        let range = |p: &Parameter| {
+            let (weight_decay, rate) = rule(p)?;
+            Some(UpdateRange { start: p.offset, len: p.shape.elements(), weight_decay, rate })
+        };
+        self.parameters.iter().filter(|p| p.trainable).filter_map(range).collect()
     }
 }
 

@@ -7,7 +7,9 @@
 //! ```text
 //! step-00000020/
 //!   config.json  generation_config.json  model.safetensors      what `transformers` reads, with the caller's tokenizer files
-//!   trainer/optimizer.safetensors                                the optimiser's moments, by parameter name
+//!   trainer/optimizer.safetensors                                the optimiser's moments, by parameter name; where an average
+//!                                                                of the parameters is kept, that is the model, and what
+//!                                                                training goes on with is here
 //!   trainer/state.json                                           step, data position, seed, counters
 //!   trainer/manifest.json                                        sizes and sums of all of the above
 //! ```
@@ -72,6 +74,8 @@ pub struct TrainerState {
 pub struct Snapshot {
     /// The parameters, in the flat layout.
     pub parameters: Vec<f32>,
+    /// The running average of the parameters, where one is kept.
+    pub average: Option<Vec<f32>>,
     /// The optimiser's running mean (or sum) of gradients.
     pub first_moment: Vec<f32>,
     /// The optimiser's running mean of squared gradients, if it has one.
@@ -125,7 +129,7 @@ pub fn save(
 fn stage(staged: &Path, model: &Model, snapshot: &Snapshot, extra: &[(String, Vec<u8>)]) -> Result<()> {
     let trainer = staged.join("trainer");
     fs::create_dir_all(&trainer).map_err(Error::io(&trainer))?;
-    save_weights(&staged.join(WEIGHTS), model, &snapshot.parameters)?;
+    save_weights(&staged.join(WEIGHTS), model, snapshot.average.as_ref().unwrap_or(&snapshot.parameters))?;
     save_moments(&staged.join(OPTIMISER), model, snapshot)?;
     let mut texts = vec![
         (CONFIG.to_string(), pretty(&hugging_face::to_json(model.config()))),
@@ -234,10 +238,10 @@ pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
     if state.version != VERSION {
         return Err(damaged(&path, format!("version {} is not known to this program", state.version)));
     }
-    let parameters = load_weights(&checkpoint.join(WEIGHTS), model)?;
+    let weights = load_weights(&checkpoint.join(WEIGHTS), model)?;
     let path = checkpoint.join(OPTIMISER);
     let file = SafeTensors::open(&path)?;
-    let has_second = file.names().any(|name| name.ends_with(".exp_avg_sq"));
+    let has = |suffix: &str| file.names().any(|name| name.ends_with(suffix));
     let moments = |suffix: &str| -> Result<Vec<f32>> {
         let mut values = vec![0.0; model.layout().len()];
         for parameter in model.layout().parameters() {
@@ -245,10 +249,13 @@ pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
         }
         Ok(values)
     };
+    let (parameters, average) =
+        if has(".master") { (moments("master")?, Some(weights)) } else { (weights, None) };
     Ok(Snapshot {
         parameters,
+        average,
         first_moment: moments("exp_avg")?,
-        second_moment: has_second.then(|| moments("exp_avg_sq")).transpose()?,
+        second_moment: has(".exp_avg_sq").then(|| moments("exp_avg_sq")).transpose()?,
         state: state.state,
     })
 }
@@ -278,6 +285,8 @@ pub fn rotate(folder: &Path, keep: usize) -> Result<()> {
 fn save_moments(path: &Path, model: &Model, snapshot: &Snapshot) -> Result<()> {
     let mut kinds = vec![("exp_avg", &snapshot.first_moment)];
     kinds.extend(snapshot.second_moment.as_ref().map(|second| ("exp_avg_sq", second)));
+    // The weights file has the average then.
+    kinds.extend(snapshot.average.as_ref().map(|_| ("master", &snapshot.parameters)));
     let mut tensors = Vec::new();
     for parameter in model.layout().parameters() {
         let shape: Vec<u64> = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
@@ -365,7 +374,13 @@ mod tests {
         };
         let parameters = model.initial_values(step);
         let moment = |factor: f32| parameters.iter().map(|x| x * factor).collect();
-        Snapshot { first_moment: moment(0.5), second_moment: Some(moment(0.25)), parameters, state }
+        Snapshot {
+            average: None,
+            first_moment: moment(0.5),
+            second_moment: Some(moment(0.25)),
+            parameters,
+            state,
+        }
     }
 
     #[test]
@@ -382,6 +397,17 @@ mod tests {
         assert_eq!(fs::read(path.join("tokenizer.json")).unwrap(), b"{}");
         save(folder.path(), &model, &written, &[]).unwrap();
         verify(&path).unwrap();
+    }
+
+    #[test]
+    fn an_average_is_the_model_and_what_training_goes_on_with_is_kept_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::new(tiny(Architecture::Gpt2)).unwrap();
+        let average = model.initial_values(99);
+        let written = Snapshot { average: Some(average.clone()), ..snapshot(&model, 7) };
+        let path = save(folder.path(), &model, &written, &[]).unwrap();
+        assert_eq!(load(&path, &model).unwrap(), written);
+        assert_eq!(load_model(&path).unwrap().1, average);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use ironmill_compute::{DType, Device, HostData, IGNORED, LossShape};
 use ironmill_data::TokenStream;
-use ironmill_graph::{Graph, Passes, ProgramId, Runtime, States, Tensor, refresh_program};
+use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor, refresh_program};
 
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
@@ -15,9 +15,16 @@ use crate::{
 pub struct Engine {
     pub(crate) model: Model,
     pub(crate) runtime: Runtime,
+    /// What training changes.
     pub(crate) buffers: Buffers,
+    /// What evaluation and generation read: the same, or an average of the parameters.
+    pub(crate) shown: Buffers,
     /// Brings the working copy of the parameters up to date.
     refresh: Option<ProgramId>,
+    /// Brings the average into the working copy, where there are both.
+    show_average: Option<ProgramId>,
+    /// Whether the working copy is that of the average now.
+    copy_is_average: bool,
     pub(crate) generator: Option<Generator>,
     evaluation: Option<EvaluationProgram>,
 }
@@ -84,7 +91,17 @@ impl Engine {
             }
             None => None,
         };
-        let mut engine = Engine { model, runtime, buffers, refresh, generator: None, evaluation: None };
+        let mut engine = Engine {
+            model,
+            runtime,
+            buffers,
+            shown: buffers,
+            refresh,
+            show_average: None,
+            copy_is_average: false,
+            generator: None,
+            evaluation: None,
+        };
         let constants = engine.model.constants();
         engine.runtime.write_state(buffers.constants, 0..constants.len(), HostData::F32(&constants))?;
         engine.set_parameters(values)?;
@@ -116,8 +133,37 @@ impl Engine {
     /// Replaces all parameters.
     pub fn set_parameters(&mut self, values: &[f32]) -> Result<()> {
         self.runtime.write_state(self.buffers.parameters, 0..values.len(), HostData::F32(values))?;
+        self.copy_is_average = false;
         if let Some(refresh) = self.refresh {
             self.runtime.run(refresh)?;
+        }
+        Ok(())
+    }
+
+    /// From now on evaluates and generates with an average of the parameters, which lies in a state of the same layout.
+    pub(crate) fn show_average(&mut self, average: StateId) -> Result<()> {
+        self.shown.parameters = average;
+        if let Some((dtype, copy)) = self.buffers.working {
+            let program = refresh_program(self.model.layout().len(), dtype, average, copy);
+            self.show_average = Some(self.runtime.compile(program, &Passes::ALL)?);
+        }
+        Ok(())
+    }
+
+    /// Makes ready what evaluation and generation read.
+    pub(crate) fn show(&mut self) -> Result<()> {
+        if let Some(program) = self.show_average {
+            self.runtime.run(program)?;
+            self.copy_is_average = true;
+        }
+        Ok(())
+    }
+
+    /// Makes ready what training reads.
+    pub(crate) fn unshow(&mut self) -> Result<()> {
+        if let (true, Some(refresh)) = (self.copy_is_average, self.refresh) {
+            self.runtime.run(refresh)?;
+            self.copy_is_average = false;
         }
         Ok(())
     }
@@ -138,6 +184,7 @@ impl Engine {
             return Err(Error::Setting { key: "eval_tokens", value: max_tokens.to_string(), reason });
         }
         self.prepare_evaluation(rows)?;
+        self.show()?;
         let Some(evaluation) = &self.evaluation else { unreachable!("it was just prepared") };
         let (context, vocab_size) = (self.model.config().context, self.model.config().vocab_size);
         let mut ids = vec![0; rows * context];
@@ -187,12 +234,12 @@ impl Engine {
         let batch = BatchInputs::declare(&mut g, rows, context);
         let tokens =
             Tokens { ids: batch.ids, positions: batch.positions, attend: Attend::PLAIN, recompute: false };
-        let hidden = self.model.hidden(&mut g, self.buffers, tokens)?;
-        let logits = self.model.logits(&mut g, self.buffers, hidden)?;
+        let hidden = self.model.hidden(&mut g, self.shown, tokens)?;
+        let logits = self.model.logits(&mut g, self.shown, hidden)?;
         let losses = g.cross_entropy(logits, batch.targets, batch.weights, LossShape::default())?;
         let loss = g.sum(losses)?;
         g.keep(loss);
-        let program = self.runtime.compile(g, &self.buffers.passes(&Passes::ALL))?;
+        let program = self.runtime.compile(g, &self.shown.passes(&Passes::ALL))?;
         batch.write_positions(&mut self.runtime, program)?;
         self.runtime.write(program, batch.weights, HostData::F32(&vec![1.0; rows * context]))?;
         let BatchInputs { ids, targets, .. } = batch;

@@ -97,6 +97,7 @@ impl Engine {
             let advice = "sample from a gpt2 or llama model";
             return Err(Error::Prompt(format!("a bidirectional encoder cannot continue text; {advice}")));
         }
+        self.show()?;
         let mut rows = Vec::with_capacity(prompts.len());
         for prompt in prompts {
             if prompt.is_empty() {
@@ -157,15 +158,16 @@ impl Engine {
                 ids.len()
             )));
         }
+        self.show()?;
         let mut g = Graph::new();
         let dims = [1, ids.len()];
         let (tokens, positions) =
             (g.input("ids", &dims, DType::U32), g.input("positions", &dims, DType::U32));
         let last = g.input("last", &[1], DType::U32);
         let tokens_in = Tokens { ids: tokens, positions, attend: Attend::PLAIN, recompute: false };
-        let hidden = self.model.hidden(&mut g, self.buffers, tokens_in)?;
+        let hidden = self.model.hidden(&mut g, self.shown, tokens_in)?;
         let hidden = g.embed(hidden, last)?;
-        let logits = self.model.logits(&mut g, self.buffers, hidden)?;
+        let logits = self.model.logits(&mut g, self.shown, hidden)?;
         g.keep(logits);
         let program = self.runtime.compile(g, &Passes::ALL)?;
         let counting: Vec<u32> = (0..ids.len() as u32).collect();
@@ -233,9 +235,9 @@ impl Engine {
             generator.caches.iter().map(|pair| pair.map(|cache| g.state(cache, 0, of))).collect();
         let attend = Attend::Cached { caches: &caches, starts };
         let tokens = Tokens { ids, positions, attend, recompute: false };
-        let hidden = self.model.hidden(&mut g, self.buffers, tokens)?;
+        let hidden = self.model.hidden(&mut g, self.shown, tokens)?;
         let hidden = g.embed(hidden, last)?;
-        let logits = self.model.logits(&mut g, self.buffers, hidden)?;
+        let logits = self.model.logits(&mut g, self.shown, hidden)?;
         g.keep(logits);
         let program = self.runtime.compile(g, &Passes::ALL)?;
         let decode = Decode { program, ids, positions, starts, last, logits };

@@ -52,6 +52,6 @@ pub use objective::Objective;
 pub use sampling::Sampling;
 pub use train::{
     Alarm, Batch, Betas, Decay, Fault, GuardOptions, GuardState, KernelTime, LossScale, MemoryPlan,
-    OptimizerOptions, Plateau, Schedule, StepProfile, StepReport, TrainOptions, Trainer,
+    OptimizerOptions, ParameterGroup, Plateau, Schedule, StepProfile, StepReport, TrainOptions, Trainer,
 };
 pub use weights::{load_weights, save_weights};

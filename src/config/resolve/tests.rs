@@ -129,6 +129,8 @@ const EFFECTS: &[(&str, &str, &str)] = &[
     ("train.plateau_patience", "train.schedule = \"plateau\"", "1"),
     ("train.optimizer", "", "\"adam\""),
     ("train.weight_decay", "", "0.2"),
+    ("train.groups", "", "[\"*.bias: rate 0.5, decay 0\"]"),
+    ("train.ema", "", "0.99"),
     ("train.beta1", "", "0.8"),
     ("train.beta2", "", "0.8"),
     ("train.eps", "", "1e-6"),

@@ -4,6 +4,7 @@ use super::*;
 use crate::stages::cuda;
 use crate::stages::model::settle_device;
 use ironmill_compute::cpu::InstructionSet;
+use ironmill_model::ParameterGroup;
 
 /// Fills in the defaults of `[train]`.
 pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<TrainConfig> {
@@ -33,7 +34,12 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
     }
     let optimizer = section.text("optimizer", "adamw");
     let is_sgd = optimizer == "sgd";
-    let without: &[&str] = if is_sgd { &["beta1", "beta2", "eps"] } else { &["momentum"] };
+    let is_muon = optimizer == "muon";
+    let without: &[&str] = match optimizer.as_str() {
+        "sgd" => &["beta1", "beta2", "eps"],
+        "muon" => &[],
+        _ => &["momentum"],
+    };
     section.refuse(without, &format!("to train.optimizer = \"{optimizer}\": remove it"))?;
     // SGD's steps are as small as its gradients are, so it needs far higher rates than Adam.
     let learning_rate = section.number("learning_rate", if is_sgd { 0.1 } else { 1e-3 });
@@ -65,12 +71,14 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         plateau_factor: has("plateau").then(|| section.number("plateau_factor", 0.5)),
         plateau_patience: has("plateau").then(|| section.count("plateau_patience", 3u64)),
         schedule: schedule.clone(),
-        // Only AdamW keeps decay apart from gradients; in the others it acts on the loss and is not taken for granted.
-        weight_decay: section.number("weight_decay", if optimizer == "adamw" { 0.1 } else { 0.0 }),
+        // AdamW and Muon keep decay apart from gradients; in the others it acts on the loss and is not taken for granted.
+        weight_decay: section.number("weight_decay", if is_muon || optimizer == "adamw" { 0.1 } else { 0.0 }),
+        groups: section.texts("groups", Vec::<String>::new()),
+        ema: section.number("ema", 0.0),
         beta1: (!is_sgd).then(|| section.number("beta1", 0.9)),
         beta2: (!is_sgd).then(|| section.number("beta2", 0.95)),
         eps: (!is_sgd).then(|| section.number("eps", 1e-8)),
-        momentum: is_sgd.then(|| section.number("momentum", 0.9)),
+        momentum: (is_sgd || is_muon).then(|| section.number("momentum", if is_muon { 0.95 } else { 0.9 })),
         optimizer,
         grad_clip: section.number("grad_clip", 1.0),
         on_nonfinite: section.text("on_nonfinite", "stop"),
@@ -135,6 +143,10 @@ fn check(train: &TrainConfig) -> Result<()> {
     within("train.norm_outlier", train.norm_outlier, 0.0, 1e6)?;
     at_least("train.eval_tokens", train.eval_tokens, 1)?;
     at_least("train.keep_last", train.keep_last, 1)?;
+    within("train.ema", train.ema, 0.0, 0.999_999_9)?;
+    for group in &train.groups {
+        parse_group(group)?;
+    }
     within("train.decay_share", train.decay_share.unwrap_or_default(), 0.0, 1.0)?;
     at_least("train.restart_every", train.restart_every.unwrap_or(1), 1)?;
     at_least("train.restart_factor", train.restart_factor.unwrap_or(1), 1)?;
@@ -168,6 +180,29 @@ fn check_eight_bits(ordinal: usize) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Reads a group of parameters such as `*.bias: rate 0.5, decay 0`.
+pub fn parse_group(text: &str) -> Result<ParameterGroup> {
+    let wrong = || {
+        let example = "write a pattern and what is different, such as \"*.bias: rate 0.5, decay 0\"";
+        bad(format!("train.groups has {text:?}: {example}"))
+    };
+    let (pattern, settings) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let mut group = ParameterGroup { pattern: pattern.trim().into(), rate: 1.0, weight_decay: None };
+    for setting in settings.split(',') {
+        let (name, value) = setting.trim().split_once(' ').ok_or_else(wrong)?;
+        let value: f32 = value.trim().parse().map_err(|_| wrong())?;
+        if !(0.0..=1e6).contains(&value) {
+            return Err(wrong());
+        }
+        match name {
+            "rate" => group.rate = value,
+            "decay" => group.weight_decay = Some(value),
+            _ => return Err(wrong()),
+        }
+    }
+    Ok(group)
 }
 
 /// What `precision = "auto"` means: bf16 on processors that multiply it, where training ends at the same loss in about half

@@ -63,7 +63,12 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::ScaledProduct { .. }
         | Kernel::Guard(_)
         | Kernel::Adam(_)
-        | Kernel::Sgd(_) => Needs::default(),
+        | Kernel::Sgd(_)
+        | Kernel::Momentum { .. }
+        | Kernel::Normalise
+        | Kernel::Combine(_)
+        | Kernel::Descend(_)
+        | Kernel::Average { .. } => Needs::default(),
     }
 }
 
@@ -117,6 +122,11 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::Guard(of) => rows::update::guard(operands, of),
         Kernel::Adam(of) => rows::update::adam(context, operands, of),
         Kernel::Sgd(of) => rows::update::sgd(context, operands, of),
+        Kernel::Momentum { decay } => rows::muon::momentum(context, operands, *decay),
+        Kernel::Normalise => rows::muon::normalise(context, operands),
+        Kernel::Combine(factors) => rows::muon::combine(context, operands, *factors),
+        Kernel::Descend(of) => rows::muon::descend(context, operands, of),
+        Kernel::Average { decay } => rows::muon::average(context, operands, *decay),
     }
     Ok(())
 }

@@ -505,6 +505,27 @@ vectorised! {
         }
     }
 
+    /// y ← a·y + b·x.
+    fn combine(factors: [f32; 2], x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = factors[0] * *y + factors[1] * x;
+        }
+    }
+
+    /// z ← a·x + b·y.
+    fn blend(factors: [f32; 2], x: &[f32], y: &[f32], z: &mut [f32]) {
+        for ((z, x), y) in z.iter_mut().zip(x).zip(y) {
+            *z = factors[0] * x + factors[1] * y;
+        }
+    }
+
+    /// y ← a·x.
+    fn scaled(factor: f32, x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = factor * x;
+        }
+    }
+
     /// One step of gradient descent: g ← g·scale + decay·p; m ← momentum·m + g; p ← p − rate·m.
     fn sgd(step: SgdStep, gradients: &[f32], parameters: &mut [f32], momentum: &mut [f32]) {
         for ((p, g), m) in parameters.iter_mut().zip(gradients).zip(momentum) {

@@ -118,7 +118,12 @@ pub(super) fn add(
         | Kernel::GlobalNorm
         | Kernel::Guard(_)
         | Kernel::Adam(_)
-        | Kernel::Sgd(_) => return Ok(false),
+        | Kernel::Sgd(_)
+        | Kernel::Momentum { .. }
+        | Kernel::Normalise
+        | Kernel::Combine(_)
+        | Kernel::Descend(_)
+        | Kernel::Average { .. } => return Ok(false),
     }
     Ok(true)
 }

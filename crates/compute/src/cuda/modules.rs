@@ -23,6 +23,7 @@ pub(super) enum Source {
     Loss,
     Reduce,
     Update,
+    Muon,
     Gemm,
     Quantise,
     Attention,
@@ -40,7 +41,7 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 impl Source {
-    const ALL: [Source; 13] = [
+    const ALL: [Source; 14] = [
         Source::Pointwise,
         Source::Copy,
         Source::Norm,
@@ -48,6 +49,7 @@ impl Source {
         Source::Loss,
         Source::Reduce,
         Source::Update,
+        Source::Muon,
         Source::Gemm,
         Source::Quantise,
         Source::Attention,
@@ -88,6 +90,7 @@ impl Source {
             Source::Reduce => "reduce.cu",
             Source::Update => "update.cu",
             Source::Quantise => "quantise.cu",
+            Source::Muon => "muon.cu",
             Source::Gemm => "gemm.cu",
             Source::Attention => "attention.cu",
             Source::AttentionDecode => "attention_decode.cu",
@@ -105,6 +108,7 @@ impl Source {
             Source::Loss => include_str!("kernels/loss.cu"),
             Source::Reduce => include_str!("kernels/reduce.cu"),
             Source::Update => include_str!("kernels/update.cu"),
+            Source::Muon => include_str!("kernels/muon.cu"),
             Source::Gemm => include_str!("kernels/gemm.cu"),
             Source::Quantise => include_str!("kernels/quantise.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),

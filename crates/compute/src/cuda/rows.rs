@@ -7,6 +7,7 @@
 mod copy;
 mod embed;
 mod loss;
+mod muon;
 mod norm;
 mod pointwise;
 mod reduce;
@@ -59,6 +60,11 @@ pub(super) fn add(
         Kernel::Guard(of) => update::guard(builder, launch, of)?,
         Kernel::Adam(of) => update::adam(builder, launch, of)?,
         Kernel::Sgd(of) => update::sgd(builder, launch, of)?,
+        Kernel::Momentum { decay } => muon::momentum(builder, launch, *decay)?,
+        Kernel::Normalise => muon::normalise(builder, launch)?,
+        Kernel::Combine(factors) => muon::combine(builder, launch, *factors)?,
+        Kernel::Descend(of) => muon::descend(builder, launch, of)?,
+        Kernel::Average { decay } => muon::average(builder, launch, *decay)?,
         Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)

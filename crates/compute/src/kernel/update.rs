@@ -44,3 +44,23 @@ pub struct Sgd {
     /// What to update.
     pub ranges: Arc<[UpdateRange]>,
 }
+
+/// The last part of a step of Muon:
+/// `(direction, scale [1], learning rate [1]) → parameters`, state: with η the learning rate,
+/// p ← p·(1 − η·weight decay) − η·length·direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Descend {
+    /// What the learning rate is multiplied with.
+    pub length: f32,
+    /// Weight decay, before multiplication by the learning rate.
+    pub weight_decay: f32,
+}
+
+/// What [`Kernel::Normalise`](super::Kernel::Normalise) adds to the norm, so that nothing is divided by 0.
+pub(crate) const NORMALISE_EPS: f32 = 1e-7;
+
+/// The share of a running average that stays after so many updates: early on it is low, so that the average is soon one of
+/// trained parameters.
+pub(crate) fn average_decay(decay: f32, updates: f64) -> f64 {
+    f64::from(decay).min((1.0 + updates) / (10.0 + updates))
+}

@@ -137,6 +137,11 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::Guard(guard) => update::guard(guard, inputs, outputs),
         Kernel::Adam(adam) => update::adam(adam, inputs, outputs),
         Kernel::Sgd(sgd) => update::sgd(sgd, inputs, outputs),
+        Kernel::Momentum { decay } => update::momentum(*decay, inputs, outputs),
+        Kernel::Normalise => update::normalise(inputs, outputs),
+        Kernel::Combine(factors) => update::combine(*factors, inputs, outputs),
+        Kernel::Descend(descend) => update::descend(descend, inputs, outputs),
+        Kernel::Average { decay } => update::average(*decay, inputs, outputs),
         Kernel::OpInto { .. }
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }

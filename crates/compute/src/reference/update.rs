@@ -1,7 +1,9 @@
 //! State writes and the optimiser.
 
 use super::Tensor;
-use crate::kernel::{Adam, GUARD_STATISTICS, Guard, Judgement, Observation, Sgd};
+use crate::kernel::{
+    Adam, Descend, GUARD_STATISTICS, Guard, Judgement, NORMALISE_EPS, Observation, Sgd, average_decay,
+};
 
 pub(super) fn cache_append(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (new, starts) = (inputs[0], inputs[1]);
@@ -71,6 +73,51 @@ pub(super) fn sgd(sgd: &Sgd, inputs: &[&Tensor], outputs: &mut [Tensor]) {
             let gradient = gradients.data[i] * scale + f64::from(range.weight_decay) * parameters.data[i];
             momentum.data[i] = f64::from(sgd.momentum) * momentum.data[i] + gradient;
             parameters.data[i] -= rate * momentum.data[i];
+        }
+    }
+}
+
+pub(super) fn momentum(decay: f32, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (gradients, scale, decay) = (inputs[0], inputs[1].data[0], f64::from(decay));
+    let [momentum, ahead] = outputs else { return };
+    for i in 0..gradients.data.len() {
+        ahead.data[i] = 0.0;
+        if scale > 0.0 {
+            let gradient = gradients.data[i] * scale;
+            momentum.data[i] = decay * momentum.data[i] + (1.0 - decay) * gradient;
+            ahead.data[i] = decay * momentum.data[i] + (1.0 - decay) * gradient;
+        }
+    }
+}
+
+pub(super) fn normalise(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let norm = inputs[1].data[0] + f64::from(NORMALISE_EPS);
+    for (y, x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
+        *y = x / norm;
+    }
+}
+
+pub(super) fn combine([a, b]: [f32; 2], inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let pairs = inputs[0].data.iter().zip(&inputs[1].data);
+    for (z, (x, y)) in outputs[0].data.iter_mut().zip(pairs) {
+        *z = f64::from(a) * x + f64::from(b) * y;
+    }
+}
+
+pub(super) fn descend(descend: &Descend, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let Some((_, rate)) = factors(inputs) else { return };
+    let (length, decay) = (f64::from(descend.length), f64::from(descend.weight_decay));
+    for (p, x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
+        *p = *p * (1.0 - rate * decay) - rate * length * x;
+    }
+}
+
+pub(super) fn average(decay: f32, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (scale, updates) = (inputs[1].data[0], inputs[2].data[0]);
+    let kept = average_decay(decay, updates);
+    if scale > 0.0 {
+        for (average, p) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
+            *average = kept * *average + (1.0 - kept) * p;
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ironmill_compute::{
-    Adam, Attention, DType, Guard, HeadLoss, Kernel, LossShape, Mask, Op, Quantise, Sgd, Shape, UpdateRange,
-    quantise::Source,
+    Adam, Attention, DType, Descend, Guard, HeadLoss, Kernel, LossShape, Mask, Op, Quantise, Sgd, Shape,
+    UpdateRange, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -419,6 +419,31 @@ fn states(cases: &mut Vec<Case>) {
         }
     }
     guards(cases);
+    muon(cases);
+}
+
+/// What Muon does between its products, and running averages: applied and refused.
+fn muon(cases: &mut Vec<Case>) {
+    for dims in [&[1, 1][..], &[7, 11], &[200, 201]] {
+        let mut case = |kernel, inputs, outputs| cases.push(Case { kernel, inputs, outputs, terms: 1 });
+        let number = |x| reals(&[1], vec![x]);
+        for scale in [1.0, 0.3, 0.0] {
+            let inputs = vec![random(dims, 1), number(scale)];
+            case(Kernel::Momentum { decay: 0.95 }, inputs, vec![random(dims, 2), random(dims, 3)]);
+            let inputs = vec![random(dims, 1), number(scale), number(1e-2)];
+            let descend = Descend { length: 3.0, weight_decay: 0.1 };
+            case(Kernel::Descend(descend), inputs, vec![random(dims, 2)]);
+            for updates in [0, 5, 100_000] {
+                let inputs = vec![random(dims, 1), number(scale), indices(&[1], vec![updates])];
+                case(Kernel::Average { decay: 0.99 }, inputs, vec![random(dims, 2)]);
+            }
+        }
+        for norm in [0.0, 3.0] {
+            let x = map(random(dims, 1), |x| if norm == 0.0 { 0.0 } else { x });
+            case(Kernel::Normalise, vec![x, number(norm)], vec![random(dims, 2)]);
+        }
+        case(Kernel::Combine([3.5, -4.75]), vec![random(dims, 1), random(dims, 2)], vec![random(dims, 3)]);
+    }
 }
 
 /// Steps of every verdict, before and after the warm-up, with and without holding.

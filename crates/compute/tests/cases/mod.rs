@@ -231,6 +231,8 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::Quantise(_) => 0.0,
         Kernel::ScaledProduct { .. } => 0.5,
         Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
+        Kernel::Momentum { .. } | Kernel::Descend(_) | Kernel::Average { .. } => 4.0,
+        Kernel::Normalise | Kernel::Combine(_) => 2.0,
     }
 }
 
@@ -265,7 +267,15 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::HeadLoss(head) if head.d_input => (&[3, 4], &[0, 3]),
         Kernel::HeadLoss(_) => (&[3, 4], &[0, 2]),
         Kernel::CacheAppend | Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => (&[], &[]),
-        Kernel::GlobalNorm | Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => return None,
+        Kernel::GlobalNorm
+        | Kernel::Guard(_)
+        | Kernel::Adam(_)
+        | Kernel::Sgd(_)
+        | Kernel::Momentum { .. }
+        | Kernel::Normalise
+        | Kernel::Combine(_)
+        | Kernel::Descend(_)
+        | Kernel::Average { .. } => return None,
     };
     Some((inputs.to_vec(), outputs.to_vec()))
 }

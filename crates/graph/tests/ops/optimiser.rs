@@ -100,6 +100,7 @@ fn run(
         counter,
         loss: states.declare("loss", DType::F32, 1),
         guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
+        average: None,
         len,
     };
     let update = update_program(state, guard, optimiser);

@@ -100,8 +100,17 @@ impl Model {
         let working = states.declare("working copy", DType::BF16, len);
         let loss = states.declare("loss", DType::F32, 1);
         let guard = states.declare("guard", DType::F32, GUARD_STATISTICS);
-        let optimiser =
-            OptimiserState { parameters, gradients, first_moment, second_moment, counter, loss, guard, len };
+        let optimiser = OptimiserState {
+            parameters,
+            gradients,
+            first_moment,
+            second_moment,
+            counter,
+            loss,
+            guard,
+            average: None,
+            len,
+        };
         Model { size, layout, states, optimiser, working }
     }
 

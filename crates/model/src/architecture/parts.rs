@@ -57,6 +57,7 @@ impl Declare {
         bias: bool,
     ) -> Linear {
         let weight = self.add(&format!("{name}.weight"), &[outputs, inputs], Initial::Normal(deviation));
+        self.layout.parameters_mut()[weight].is_hidden = true;
         let bias = bias.then(|| self.vector(&format!("{name}.bias"), outputs, Initial::Zeros));
         Linear { weight, bias, outputs }
     }

@@ -7,7 +7,7 @@ mod scale;
 mod schedule;
 mod trainer;
 
-pub use options::{Batch, Betas, Fault, GuardOptions, OptimizerOptions, TrainOptions};
+pub use options::{Batch, Betas, Fault, GuardOptions, OptimizerOptions, ParameterGroup, TrainOptions};
 pub use profile::{KernelTime, StepProfile};
 pub use report::{Alarm, GuardState, StepReport};
 pub use scale::LossScale;

@@ -1,7 +1,7 @@
 //! What a training run is made of, apart from the model and the data.
 
 use ironmill_compute::{Adam, DType, Guard, IGNORED, LossShape, Sgd};
-use ironmill_graph::{Layout, Optimiser, Passes};
+use ironmill_graph::{Layout, Muon, MuonMatrix, Optimiser, Parameter, Passes};
 
 use super::schedule::Schedule;
 use crate::{
@@ -31,6 +31,10 @@ pub struct TrainOptions {
     pub optimizer: OptimizerOptions,
     /// Weight decay of matrices and embeddings.
     pub weight_decay: f32,
+    /// Parameters with a rate or a decay of their own; the first group that has a parameter decides.
+    pub groups: Vec<ParameterGroup>,
+    /// The share of the running average of parameters that a step keeps; none is kept where this is 0.
+    pub average: f32,
     /// The largest global gradient norm; 0 turns clipping off.
     pub grad_clip: f32,
     /// Which steps are refused.
@@ -96,6 +100,41 @@ pub enum OptimizerOptions {
         /// Decay of the running sum of gradients.
         momentum: f32,
     },
+    /// Muon for hidden matrices, and AdamW for embeddings, head, norms and biases.
+    Muon {
+        /// Decay of the running mean of gradients.
+        momentum: f32,
+        /// The constants of AdamW.
+        rest: Betas,
+    },
+}
+
+/// Parameters by name, and what is different for them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterGroup {
+    /// The name, in which `*` stands for any text.
+    pub pattern: String,
+    /// What the learning rate is multiplied with.
+    pub rate: f32,
+    /// The weight decay, where it is not that of the others.
+    pub weight_decay: Option<f32>,
+}
+
+impl ParameterGroup {
+    /// Whether a parameter of this name belongs to it.
+    pub fn has(&self, name: &str) -> bool {
+        let mut parts = self.pattern.split('*');
+        let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+        let mut last = None;
+        for part in parts {
+            // What a star stands for is as short as can be; only the last part must reach the end.
+            if let Some(previous) = last.replace(part) {
+                let Some(at) = rest.find(previous) else { return false };
+                rest = &rest[at + str::len(previous)..];
+            }
+        }
+        last.map_or(rest.is_empty(), |last| rest.ends_with(last))
+    }
 }
 
 /// The constants of Adam.
@@ -123,23 +162,12 @@ impl OptimizerOptions {
             OptimizerOptions::AdamW(_) => "adamw",
             OptimizerOptions::Adam(_) => "adam",
             OptimizerOptions::Sgd { .. } => "sgd",
+            OptimizerOptions::Muon { .. } => "muon",
         }
     }
 
     pub(super) fn has_second_moment(&self) -> bool {
         !matches!(self, OptimizerOptions::Sgd { .. })
-    }
-
-    pub(super) fn build(&self, layout: &Layout, weight_decay: f32) -> Optimiser {
-        let ranges = layout.update_ranges(weight_decay);
-        let adam = |Betas { beta1, beta2, eps }: Betas, decoupled| {
-            Optimiser::Adam(Adam { beta1, beta2, eps, decoupled, ranges: ranges.clone() })
-        };
-        match *self {
-            OptimizerOptions::AdamW(betas) => adam(betas, true),
-            OptimizerOptions::Adam(betas) => adam(betas, false),
-            OptimizerOptions::Sgd { momentum } => Optimiser::Sgd(Sgd { momentum, ranges: ranges.clone() }),
-        }
     }
 }
 
@@ -156,6 +184,8 @@ impl TrainOptions {
             schedule,
             optimizer: OptimizerOptions::AdamW(Betas::default()),
             weight_decay: 0.1,
+            groups: Vec::new(),
+            average: 0.0,
             grad_clip: 1.0,
             guard: GuardOptions::default(),
             faults: Vec::new(),
@@ -183,6 +213,52 @@ impl TrainOptions {
         }
     }
 
+    /// The weight decay of a parameter, and what the learning rate is multiplied with for it.
+    fn rule(&self, parameter: &Parameter) -> (f32, f32) {
+        let usual = if parameter.decays { self.weight_decay } else { 0.0 };
+        match self.groups.iter().find(|group| group.has(&parameter.name)) {
+            Some(group) => (group.weight_decay.unwrap_or(usual), group.rate),
+            None => (usual, 1.0),
+        }
+    }
+
+    /// The optimiser of a model.
+    pub(super) fn optimiser(&self, layout: &Layout) -> Optimiser {
+        let ranges = || layout.update_ranges_by(|parameter| Some(self.rule(parameter)));
+        let adam = |Betas { beta1, beta2, eps }: Betas, decoupled, ranges| Adam {
+            beta1,
+            beta2,
+            eps,
+            decoupled,
+            ranges,
+        };
+        match self.optimizer {
+            OptimizerOptions::AdamW(betas) => Optimiser::Adam(adam(betas, true, ranges())),
+            OptimizerOptions::Adam(betas) => Optimiser::Adam(adam(betas, false, ranges())),
+            OptimizerOptions::Sgd { momentum } => Optimiser::Sgd(Sgd { momentum, ranges: ranges() }),
+            OptimizerOptions::Muon { momentum, rest } => {
+                let others = |parameter: &Parameter| (!parameter.is_hidden).then(|| self.rule(parameter));
+                Optimiser::Muon(Muon {
+                    momentum,
+                    matrices: self.hidden_matrices(layout),
+                    rest: adam(rest, true, layout.update_ranges_by(others)),
+                })
+            }
+        }
+    }
+
+    fn hidden_matrices(&self, layout: &Layout) -> Vec<MuonMatrix> {
+        let hidden =
+            layout.parameters().iter().filter(|parameter| parameter.is_hidden && parameter.trainable);
+        hidden
+            .map(|parameter| {
+                let (weight_decay, rate) = self.rule(parameter);
+                let (rows, columns) = (parameter.shape.rows(), parameter.shape.columns());
+                MuonMatrix { start: parameter.offset, rows, columns, weight_decay, rate }
+            })
+            .collect()
+    }
+
     pub(super) fn check(&self, model: &Model) -> Result<()> {
         let fail =
             |key, value: usize, reason: String| Err(Error::Setting { key, value: value.to_string(), reason });
@@ -196,6 +272,12 @@ impl TrainOptions {
         if self.micro_rows == 0 || !self.rows.is_multiple_of(self.micro_rows) {
             let reason = format!("must divide the {} samples of a step", self.rows);
             return fail("micro_batch", self.micro_rows, reason);
+        }
+        let names = || model.layout().parameters().iter().map(|parameter| parameter.name.as_str());
+        if let Some(group) = self.groups.iter().find(|group| !names().any(|name| group.has(name))) {
+            let known: Vec<&str> = names().take(4).collect();
+            let reason = format!("no parameter has such a name; there are {} …", known.join(", "));
+            return Err(Error::Setting { key: "groups", value: group.pattern.clone(), reason });
         }
         if let Objective::MaskedToken { mask } = self.objective
             && mask as usize >= model.config().vocab_size
@@ -257,5 +339,26 @@ impl Batch {
         // A sum of 32 bits over the whole step, which the compiler can do in vectors.
         let counts = |(&target, &weight): (&u32, &f32)| u32::from(target != IGNORED && weight > 0.0);
         self.targets.iter().zip(&self.weights).map(counts).sum::<u32>() as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        let has = |pattern: &str, name: &str| {
+            ParameterGroup { pattern: pattern.into(), rate: 1.0, weight_decay: None }.has(name)
+        };
+        let name = "model.layers.10.mlp.up_proj.weight";
+        for pattern in
+            ["*", name, "model.*", "*.weight", "*mlp*", "model.layers.*.mlp.*.weight", "*up*weight", "**"]
+        {
+            assert!(has(pattern, name), "{pattern}");
+        }
+        for pattern in ["", "model", "weight", "*.bias", "model.layers.1.*", "*weight*weight", "*.weightx"] {
+            assert!(!has(pattern, name), "{pattern}");
+        }
     }
 }

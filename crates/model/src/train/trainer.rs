@@ -167,16 +167,21 @@ impl Trainer {
             };
             micros.push((length, [compile(false)?, compile(true)?]));
         }
-        let optimiser = options.optimizer.build(model.layout(), options.weight_decay);
+        let optimiser = options.optimiser(model.layout());
         let mut step = update_program(state.optimiser, options.guard.build(options.grad_clip), optimiser);
         if let Some((dtype, copy)) = state.model.working {
             push_refresh(&mut step.graph, state.optimiser.len, dtype, state.model.parameters, copy);
         }
         let update = runtime.compile(step.graph, &passes)?;
+        let mut engine = Engine::with_runtime(runtime, model, state.model, values)?;
+        if let Some((average, _)) = state.optimiser.average {
+            engine.runtime.write_state(average, 0..values.len(), HostData::F32(values))?;
+            engine.show_average(average)?;
+        }
         Ok(Trainer {
             dropout_key: philox::key(options.seed, philox::Purpose::Dropout),
             batch: Batch::new(options.rows, options.longest()),
-            engine: Engine::with_runtime(runtime, model, state.model, values)?,
+            engine,
             state,
             micros,
             update,
@@ -220,7 +225,8 @@ impl Trainer {
         })
     }
 
-    /// The model with the parameters as they are now, to evaluate and sample from.
+    /// The model to evaluate and sample from: with the running average of the parameters where one is kept, else with the
+    /// parameters as they are now.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engine
     }
@@ -317,6 +323,7 @@ impl Trainer {
     /// Gives the device the work of a step.
     fn enqueue(&mut self, batch: &Batch, run: &mut Run<'_>) -> Result<Queued> {
         let began = Instant::now();
+        self.engine.unshow()?;
         let counted = batch.counted();
         let seed = (self.scale.factor() / counted.max(1) as f64) as f32;
         let rows = self.options.micro_rows;
@@ -472,7 +479,7 @@ impl Trainer {
     /// While a step that was given ahead is under way: the device is then past what is counted.
     pub fn snapshot(&self) -> Result<Snapshot> {
         assert!(!self.is_ahead(), "a snapshot is of a step that has ended");
-        let OptimiserState { parameters, first_moment, second_moment, counter, len, .. } =
+        let OptimiserState { parameters, first_moment, second_moment, counter, average, len, .. } =
             self.state.optimiser;
         let read = |state: StateId| -> Result<Vec<f32>> {
             let mut values = vec![0.0; len];
@@ -493,6 +500,7 @@ impl Trainer {
             plateau: self.follows_validation().then_some(self.plateau),
         };
         Ok(Snapshot {
+            average: average.map(|(average, _)| read(average)).transpose()?,
             parameters: read(parameters)?,
             first_moment: read(first_moment)?,
             second_moment: second_moment.map(read).transpose()?,
@@ -502,7 +510,8 @@ impl Trainer {
 
     /// Goes on from a snapshot exactly as the run that made it would have.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        let OptimiserState { first_moment, second_moment, counter, guard, len, .. } = self.state.optimiser;
+        let OptimiserState { first_moment, second_moment, counter, guard, average, len, .. } =
+            self.state.optimiser;
         if snapshot.state.optimizer != self.options.optimizer.name() {
             let value = self.options.optimizer.name().into();
             let reason = format!("the run so far used {}", snapshot.state.optimizer);
@@ -513,6 +522,11 @@ impl Trainer {
         let runtime = &mut self.engine.runtime;
         runtime.write_state(first_moment, 0..len, HostData::F32(&snapshot.first_moment))?;
         if let (Some(state), Some(values)) = (second_moment, &snapshot.second_moment) {
+            runtime.write_state(state, 0..len, HostData::F32(values))?;
+        }
+        if let Some((state, _)) = average {
+            // A run that kept no average so far begins with its parameters.
+            let values = snapshot.average.as_ref().unwrap_or(&snapshot.parameters);
             runtime.write_state(state, 0..len, HostData::F32(values))?;
         }
         runtime.write_state(counter, 0..1, HostData::U32(&[snapshot.state.updates]))?;
@@ -548,6 +562,8 @@ fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> Traini
         counter: states.declare("update counter", DType::U32, 1),
         loss: states.declare("loss", DType::F32, 1),
         guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
+        average: (options.average > 0.0)
+            .then(|| (states.declare("average", DType::F32, len), options.average)),
         len,
     };
     TrainingState { model: buffers, optimiser }

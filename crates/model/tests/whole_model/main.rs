@@ -7,6 +7,7 @@ mod generation;
 mod golden;
 mod gradients;
 mod guard;
+mod optimisers;
 mod packing;
 mod profile;
 mod training;

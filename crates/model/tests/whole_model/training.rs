@@ -4,8 +4,8 @@ use ironmill_compute::{Cpu, IGNORED, LossShape};
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::Passes;
 use ironmill_model::{
-    Alarm, Architecture, Batch, Betas, Decay, Error, ModelConfig, Objective, OptimizerOptions, Schedule,
-    TrainOptions, Trainer, Verdict, checkpoint,
+    Alarm, Architecture, Batch, Betas, Decay, Error, ModelConfig, Objective, OptimizerOptions,
+    ParameterGroup, Schedule, TrainOptions, Trainer, Verdict, checkpoint,
 };
 
 use crate::{backends, distance, kinds, model, objective, options, tiny, to_f64};
@@ -85,11 +85,13 @@ fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
         OptimizerOptions::AdamW(betas),
         OptimizerOptions::Adam(betas),
         OptimizerOptions::Sgd { momentum: 0.9 },
+        OptimizerOptions::Muon { momentum: 0.95, rest: betas },
     ];
     for (index, config) in kinds().into_iter().enumerate() {
         let config = ModelConfig { dropout: 0.3, ..config };
         let sampler = [Sampler::Random, Sampler::Shuffled, Sampler::Sequential][index % 3];
-        let options = TrainOptions { optimizer: optimizers[index % 3], ..options(8, 4) };
+        let average = if index % 2 == 0 { 0.99 } else { 0.0 };
+        let options = TrainOptions { optimizer: optimizers[index % 4], average, ..options(8, 4) };
         let loader = loader(sampler);
         let mut straight = trainer_of(config.clone(), 2, options.clone());
         let straight_losses = losses(&mut straight, &loader, 12);
@@ -141,6 +143,90 @@ fn a_restored_run_has_the_learning_rates_of_the_uninterrupted_one() {
         assert_eq!(cut, rates, "{decay:?}");
         assert_eq!(straight.snapshot().unwrap(), second.snapshot().unwrap());
     }
+}
+
+/// Of a run and of one step by step, by the definition.
+#[test]
+fn an_average_of_the_parameters_is_evaluated_and_the_parameters_are_trained() {
+    for ((one, _), (two, eps)) in backends().into_iter().zip(backends()) {
+        let config = tiny(Architecture::Gpt2);
+        let values = model(config.clone()).initial_values(1);
+        let averaged = TrainOptions { average: 0.9, ..options(8, 4) };
+        let mut averaged = Trainer::new(one, model(config.clone()), averaged, &values).unwrap();
+        let mut plain = Trainer::new(two, model(config.clone()), options(8, 4), &values).unwrap();
+        let (loader, mut expected) = (loader(Sampler::Random), to_f64(&values));
+        for step in 1..=6 {
+            for trainer in [&mut averaged, &mut plain] {
+                trainer.step(&loader).unwrap();
+            }
+            let kept = 0.9f64.min((1.0 + f64::from(step)) / (10.0 + f64::from(step)));
+            let parameters = to_f64(&plain.engine().parameters().unwrap());
+            for (average, parameter) in expected.iter_mut().zip(parameters) {
+                *average = kept * *average + (1.0 - kept) * parameter;
+            }
+        }
+        // Keeping an average does not change what is learnt.
+        let snapshot = averaged.snapshot().unwrap();
+        assert_eq!(snapshot.parameters, plain.snapshot().unwrap().parameters);
+        let average = snapshot.average.unwrap();
+        assert!(distance(&to_f64(&average), &expected) < 10.0 * eps.max(1e-7));
+        let stream = TokenStream::from_tokens((0..300u32).map(|i| i % 5).collect(), 300);
+        let evaluate = |trainer: &mut Trainer| {
+            trainer.engine().evaluate(&stream, Objective::NextToken, u64::MAX, 4).unwrap().loss
+        };
+        let shown = evaluate(&mut averaged);
+        assert_ne!(shown, evaluate(&mut plain));
+        plain.engine().set_parameters(&average).unwrap();
+        assert!((shown - evaluate(&mut plain)).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn groups_of_parameters_have_rates_and_decays_of_their_own() {
+    let group =
+        |pattern: &str, rate, weight_decay| ParameterGroup { pattern: pattern.into(), rate, weight_decay };
+    let groups = vec![group("*.mlp.*", 0.0, None), group("*.ln_1.*", 1.0, Some(0.5))];
+    for optimizer in [
+        OptimizerOptions::AdamW(Betas::default()),
+        OptimizerOptions::Muon { momentum: 0.95, rest: Betas::default() },
+    ] {
+        let mut one = trainer(1, TrainOptions { optimizer, ..options(8, 8) });
+        let mut two = trainer(1, TrainOptions { optimizer, groups: groups.clone(), ..options(8, 8) });
+        let before = one.engine().parameters().unwrap();
+        for trainer in [&mut one, &mut two] {
+            trainer.step(&loader(Sampler::Random)).unwrap();
+        }
+        let [usual, grouped] = [&mut one, &mut two].map(|trainer| trainer.engine().parameters().unwrap());
+        for parameter in model(dropping()).layout().parameters() {
+            let of = |values: &[f32]| values[parameter.range()].to_vec();
+            if parameter.name.contains(".mlp.") {
+                assert_eq!(of(&grouped), of(&before), "{}", parameter.name);
+            } else if parameter.name.ends_with("ln_1.weight") {
+                assert!(of(&grouped).iter().zip(of(&usual)).all(|(grouped, usual)| *grouped < usual));
+            } else if !parameter.name.contains(".ln_1.") {
+                assert_eq!(of(&grouped), of(&usual), "{}", parameter.name);
+            }
+        }
+    }
+    let unknown = TrainOptions { groups: vec![group("*.lora", 1.0, None)], ..options(8, 8) };
+    let values = model(dropping()).initial_values(1);
+    let device = Box::new(Cpu::new(1).unwrap());
+    let message = Trainer::new(device, model(dropping()), unknown, &values).err().unwrap().to_string();
+    assert!(message.contains("*.lora") && message.contains("transformer.wte.weight"), "{message}");
+}
+
+#[test]
+fn muon_learns_and_does_not_depend_on_threads_or_micro_batches() {
+    let optimizer = OptimizerOptions::Muon { momentum: 0.95, rest: Betas::default() };
+    let run = |threads, micro_rows| {
+        let options = TrainOptions { optimizer, ..options(8, micro_rows) };
+        let mut trainer = trainer_of(tiny(Architecture::Llama), threads, options);
+        losses(&mut trainer, &loader(Sampler::Random), 20)
+    };
+    let one = run(1, 8);
+    assert!(one[19] < 0.95 * one[0], "{one:?}");
+    assert_eq!(run(2, 8), one);
+    assert!(distance(&run(1, 2), &one) < 1e-2);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 pub(super) mod copy;
 pub(super) mod embed;
 pub(super) mod loss;
+pub(super) mod muon;
 pub(super) mod norm;
 pub(super) mod pointwise;
 pub(super) mod update;
