@@ -205,7 +205,7 @@ pub struct TrainConfig {
     pub z_loss: f64,
     /// Whether the backward computes the values of blocks again: `none`, `blocks`, or `auto` until a run has decided.
     pub recompute: String,
-    /// The arithmetic: `fp32`, or `bf16` for products of bf16.
+    /// The arithmetic: `fp32`, or narrower products and, on a card, activations.
     pub precision: String,
     /// How often the validation loss is measured.
     pub eval_every: Cadence,

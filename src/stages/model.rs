@@ -148,6 +148,7 @@ fn eight_bits(precision: &str) -> EightBits {
 fn precision(name: &str, device: &str) -> Precision {
     match name {
         "bf16" if working(name, device).is_none() => Precision::Products(DType::BF16),
+        "fp16" if working(name, device).is_none() => Precision::Products(DType::F16),
         _ => Precision::F32,
     }
 }

@@ -163,6 +163,7 @@ const ROWS: &[Row] = &[
     ("train.recompute", "blocks", &["--model.layers", "4"], "memory"),
     // The reference computes in fp32 unless it is told otherwise, on any processor.
     ("train.precision", "bf16", &["--train.device", "reference"], "losses"),
+    ("train.precision", "fp16", &["--train.device", "reference"], "losses"),
     ("train.eval_every", "4", &[], "validation losses"),
     ("train.eval_tokens", "64", &[], "validation losses"),
     ("train.sample_every", "1", &[], "samples"),

@@ -146,7 +146,7 @@ fn a_device_that_is_not_there_is_refused() {
     desk.explains(&[
         (69, "run tiny.toml --out other --train.device cuda:99", &["use --device cpu"]),
         (2, "run tiny.toml --train.device tpu", &["train.device", "auto, cpu, cuda"]),
-        (78, "run tiny.toml --train.device cpu --train.precision fp16", &["fp16", "use bf16 or fp32"]),
+        (78, "run tiny.toml --train.device cpu --train.precision fp8", &["fp8", "use bf16 or fp32"]),
         (78, "run tiny.toml --train.device cpu --train.precision fp8", &["fp8", "use bf16 or fp32"]),
     ]);
 }

@@ -27,6 +27,21 @@ fn every_kernel_matches_the_reference_under_every_instruction_set() {
 }
 
 #[test]
+fn products_of_f16_match_the_reference() {
+    let plain = all().into_iter().filter(|case| case.products() == DType::F32);
+    let cases: Vec<_> = plain.filter_map(|case| case.with_products(DType::F16)).collect();
+    assert!(cases.len() > 20);
+    for case in cases {
+        let expected = case.expected();
+        // What overflows f16 on the way is the business of a loss scale.
+        if expected.iter().flatten().all(|x| x.is_finite()) {
+            let actual = run(&mut Cpu::new(2).unwrap(), &case).unwrap();
+            compare(&case, &actual, &expected).unwrap();
+        }
+    }
+}
+
+#[test]
 fn an_error_of_four_bounds_fails() {
     for case in all() {
         let expected = case.expected();

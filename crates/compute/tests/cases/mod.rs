@@ -138,6 +138,19 @@ impl Case {
         Some(case)
     }
 
+    /// The same launch with operands of products rounded to another type; nothing for a launch without any.
+    pub fn with_products(&self, dtype: DType) -> Option<Case> {
+        let mut case = self.clone();
+        match &mut case.kernel {
+            Kernel::Op(op) | Kernel::OpInto { op, .. } => *op.products_mut()? = dtype,
+            Kernel::HeadLoss(head) => head.products = dtype,
+            Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
+            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) => of.products = dtype,
+            _ => return None,
+        }
+        Some(case)
+    }
+
     /// What operands of products are rounded to.
     pub fn products(&self) -> DType {
         match &self.kernel {

@@ -1,7 +1,7 @@
 //! What a training run is made of, apart from the model and the data.
 
 use ironmill_compute::{Adam, DType, Guard, IGNORED, LossShape, Sgd};
-use ironmill_graph::{Layout, Muon, MuonMatrix, Optimiser, Parameter, Passes};
+use ironmill_graph::{Layout, Muon, MuonMatrix, Optimiser, Parameter, Passes, Precision};
 
 use super::schedule::Schedule;
 use crate::{
@@ -199,6 +199,11 @@ impl TrainOptions {
     /// The longest samples.
     pub fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Whether the loss is scaled, because gradients could vanish in f16.
+    pub(super) fn scales_loss(&self) -> bool {
+        self.working == Some(DType::F16) || self.passes.precision == Precision::Products(DType::F16)
     }
 
     /// Gives samples the weights of the faults that are asked for; without any, all stay 1.

@@ -1,6 +1,5 @@
 //! The loss scale: small gradients vanish in f16, so the loss is multiplied by a power of two and the gradients divided by it.
 
-use ironmill_compute::DType;
 use serde::{Deserialize, Serialize};
 
 /// Where the exponent starts: the customary 65,536.
@@ -21,9 +20,9 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// The scale that training in a working type starts with.
-    pub(super) fn new(working: Option<DType>) -> Self {
-        LossScale { exponent: if working == Some(DType::F16) { FIRST } else { 0 }, good_steps: 0 }
+    /// The scale that training starts with, if it has one.
+    pub(super) fn new(is_scaled: bool) -> Self {
+        LossScale { exponent: if is_scaled { FIRST } else { 0 }, good_steps: 0 }
     }
 
     /// What the loss is multiplied with.
@@ -52,7 +51,7 @@ mod tests {
 
     #[test]
     fn an_overflow_halves_the_scale_and_patience_doubles_it() {
-        let mut scale = LossScale::new(Some(DType::F16));
+        let mut scale = LossScale::new(true);
         assert_eq!(scale.factor(), 65_536.0);
         scale = scale.after(16, true);
         assert_eq!(scale.factor(), 32_768.0);
@@ -66,7 +65,7 @@ mod tests {
 
     #[test]
     fn without_a_scale_nothing_changes() {
-        let scale = LossScale::new(Some(DType::BF16));
+        let scale = LossScale::new(false);
         assert_eq!(scale.after(0, false), scale);
         assert_eq!(LossScale { exponent: 1, good_steps: 0 }.after(1, true).exponent, 0);
     }

@@ -191,7 +191,7 @@ impl Trainer {
                 targets: step.targets,
             },
             told: [step.norm, step.report],
-            scale: LossScale::new(options.working),
+            scale: LossScale::new(options.scales_loss()),
             plateau: Plateau::default(),
             options,
             step: 0,
@@ -495,7 +495,7 @@ impl Trainer {
             updates: self.engine.runtime.read_state_f64(counter, 0..1)?[0] as u32,
             seed: self.options.seed,
             optimizer: self.options.optimizer.name().into(),
-            loss_scale: (self.options.working == Some(DType::F16)).then_some(self.scale),
+            loss_scale: self.options.scales_loss().then_some(self.scale),
             guard: GuardState::from_numbers(guard),
             plateau: self.follows_validation().then_some(self.plateau),
         };

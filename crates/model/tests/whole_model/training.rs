@@ -1,10 +1,10 @@
 //! Training the same thing in different ways must give the same result.
 
-use ironmill_compute::{Cpu, IGNORED, LossShape};
+use ironmill_compute::{Cpu, DType, IGNORED, LossShape};
 use ironmill_data::{Loader, Sampler, TokenStream};
-use ironmill_graph::Passes;
+use ironmill_graph::{Passes, Precision};
 use ironmill_model::{
-    Alarm, Architecture, Batch, Betas, Decay, Error, ModelConfig, Objective, OptimizerOptions,
+    Alarm, Architecture, Batch, Betas, Decay, Error, Fault, ModelConfig, Objective, OptimizerOptions,
     ParameterGroup, Schedule, TrainOptions, Trainer, Verdict, checkpoint,
 };
 
@@ -58,6 +58,8 @@ fn micro_batches_accumulate_to_the_large_batch_with_dropout_and_ignored_targets(
                 assert!((report.loss - cut_report.loss).abs() < bound.max(1e-6), "{micro_rows}");
                 let difference = distance(&whole.gradients().unwrap(), &cut.gradients().unwrap());
                 assert!(difference < bound, "{micro_rows}: {difference}");
+                assert!((report.norm - cut_report.norm).abs() < bound.max(1e-6), "{micro_rows}");
+                assert_eq!((report.targets, cut_report.targets), (74, 74));
             }
         }
     }
@@ -109,6 +111,37 @@ fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
         assert_eq!(straight_losses, resumed_losses);
         assert_eq!(straight.snapshot().unwrap(), second.snapshot().unwrap());
     }
+}
+
+/// Products of f16 on a processor, with a loss scale that overflows now and then.
+#[test]
+fn a_restored_run_of_f16_products_repeats_the_uninterrupted_one_bit_for_bit() {
+    let passes = Passes { precision: Precision::Products(DType::F16), ..Passes::ALL };
+    let options = TrainOptions { passes, average: 0.9, ..options(8, 4) };
+    let loader = loader(Sampler::Shuffled);
+    // A weight that makes the first gradients overflow until the scale has come down.
+    let scaled = || {
+        let faults = (0..96).map(|sample| Fault { sample, factor: 300.0 }).collect();
+        trainer(2, TrainOptions { faults, ..options.clone() })
+    };
+    let go = |trainer: &mut Trainer, steps: usize| -> Vec<(f64, Verdict)> {
+        let mut step = || trainer.step(&loader).map(|report| (report.loss, report.verdict)).unwrap();
+        (0..steps).map(|_| step()).collect()
+    };
+    let mut straight = scaled();
+    let expected = go(&mut straight, 12);
+    assert!(expected.iter().any(|step| step.1 == Verdict::Overflow), "{expected:?}");
+    assert!(expected.iter().any(|step| step.1 == Verdict::Applied), "{expected:?}");
+    let mut cut = Vec::new();
+    let mut trainer = scaled();
+    for steps in [1, 4, 2, 5] {
+        let snapshot = trainer.snapshot().unwrap();
+        trainer = scaled();
+        trainer.restore(&snapshot).unwrap();
+        cut.extend(go(&mut trainer, steps));
+    }
+    assert_eq!(cut, expected);
+    assert_eq!(trainer.snapshot().unwrap(), straight.snapshot().unwrap());
 }
 
 /// Every schedule goes on where it was, the one that follows the validation loss too.

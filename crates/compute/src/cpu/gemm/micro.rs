@@ -96,8 +96,8 @@ pub(super) struct Target {
 pub(super) enum Form {
     /// A number as it is.
     F32,
-    /// A number rounded to bf16.
-    Rounded,
+    /// A number rounded to a type of 16 bits.
+    Rounded(DType),
     /// Two consecutive numbers of a line as bf16, the first in the lower half.
     Pairs,
 }
@@ -121,11 +121,14 @@ pub(super) struct Family {
 impl Family {
     /// The family for an instruction set and the type that operands are rounded to.
     pub fn of(simd: Simd, products: DType) -> Self {
-        let form = if products == DType::BF16 { Form::Rounded } else { Form::F32 };
+        let form = match products {
+            DType::BF16 | DType::F16 => Form::Rounded(products),
+            _ => Form::F32,
+        };
         let portable = Family { form, rows: 4, lanes: 8, vectors: 1, has_extra: false, table: &PORTABLE };
         match simd.set() {
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512Bf16 if form == Form::Rounded => {
+            InstructionSet::Avx512Bf16 if products == DType::BF16 => {
                 Family { form: Form::Pairs, table: &x86::AVX512_BF16, ..x86::FAMILY_OF_512_BITS }
             }
             #[cfg(target_arch = "x86_64")]

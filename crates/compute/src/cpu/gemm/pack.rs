@@ -1,7 +1,7 @@
 //! Copies part of a matrix into the order in which the inner loops read it.
 //!
 //! Both operands are packed alike: a panel takes up to `width` lines of the matrix (rows of A, columns of B) and stores, for
-//! each step of the sum, one unit of every line: a number, a number rounded to bf16, or two numbers as a pair of bf16.
+//! each step of the sum, one unit of every line: a number, a number rounded to 16 bits, or two numbers as a pair of bf16.
 
 use super::{
     super::{
@@ -11,6 +11,7 @@ use super::{
     Matrix,
     micro::{Family, Form},
 };
+use crate::tensor::DType;
 
 /// Lines of a matrix to pack: element k of line i is at `i * line_stride + k * k_stride`.
 #[derive(Clone, Copy)]
@@ -32,9 +33,9 @@ pub(super) struct Lines<'a> {
 pub(super) fn pack(simd: Simd, family: Family, lines: Lines<'_>, width: usize, out: &mut [f32]) {
     match family.form {
         Form::F32 => pack_numbers(simd, lines, width, out),
-        Form::Rounded => {
+        Form::Rounded(dtype) => {
             pack_numbers(simd, lines, width, out);
-            out[..lines.depth * width].iter_mut().for_each(|x| *x = rounded_to_bf16(*x));
+            out[..lines.depth * width].iter_mut().for_each(|x| *x = rounded(dtype, *x));
         }
         Form::Pairs => pack_pairs(simd, lines, width, out),
     }
@@ -51,7 +52,7 @@ pub(super) fn pack_adjacent_rows(
 ) -> bool {
     let Lines { data, count, depth, line_stride, k_stride } = lines;
     let is_known = line_stride == 1 && family.rows == 8 && count.is_multiple_of(8);
-    if !is_known || family.form == Form::Rounded || count <= 8 || depth == 0 {
+    if !is_known || matches!(family.form, Form::Rounded(_)) || count <= 8 || depth == 0 {
         return false;
     }
     let steps = family.units(depth);
@@ -94,7 +95,7 @@ pub(super) fn sweep(simd: Simd, family: Family, lines: Lines<'_>, panel: usize, 
     assert!(panels <= out.rows() && family.units(depth) * panel <= out.columns());
     #[cfg(target_arch = "x86_64")]
     if matches!(simd.set(), InstructionSet::Avx512 | InstructionSet::Avx512Bf16)
-        && family.form != Form::Rounded
+        && !matches!(family.form, Form::Rounded(_))
     {
         let (stride, to) = (out.stride(), out.as_mut_ptr());
         // SAFETY: pairs are only of the set with BF16, and the set proves the instructions. The assertions keep all elements
@@ -102,7 +103,7 @@ pub(super) fn sweep(simd: Simd, family: Family, lines: Lines<'_>, panel: usize, 
         unsafe {
             match family.form {
                 Form::Pairs => x86::pairs_of_rows(lines, panel, stride, to),
-                Form::F32 | Form::Rounded => x86::numbers_of_rows(lines, panel, stride, to),
+                Form::F32 | Form::Rounded(_) => x86::numbers_of_rows(lines, panel, stride, to),
             }
         }
         return;
@@ -114,11 +115,16 @@ pub(super) fn sweep(simd: Simd, family: Family, lines: Lines<'_>, panel: usize, 
         for (k, out) in out.chunks_exact_mut(panel).take(depth).enumerate() {
             let from = &data[k * k_stride..][lines_of.clone()];
             for (out, &x) in out.iter_mut().zip(from) {
-                *out = if family.form == Form::Rounded { rounded_to_bf16(x) } else { x };
+                *out = if let Form::Rounded(dtype) = family.form { rounded(dtype, x) } else { x };
             }
             out[from.len()..].fill(0.0);
         }
     }
+}
+
+/// The nearest number of a type of 16 bits, ties to even.
+fn rounded(dtype: DType, x: f32) -> f32 {
+    if dtype == DType::F16 { half::f16::from_f32(x).to_f32() } else { rounded_to_bf16(x) }
 }
 
 /// The nearest bf16, ties to even; what is not a number stays so.
@@ -490,13 +496,13 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DType;
 
     #[test]
     fn a_panel_holds_every_line_in_step_order() {
         let data: Vec<f32> = (0..48 * 150).map(|i| (i as f32).sin()).collect();
-        for (set, products) in
-            InstructionSet::ALL.into_iter().flat_map(|set| [(set, DType::F32), (set, DType::BF16)])
+        for (set, products) in InstructionSet::ALL
+            .into_iter()
+            .flat_map(|set| [DType::F32, DType::BF16, DType::F16].map(|of| (set, of)))
         {
             let Some(simd) = Simd::new(set) else { continue };
             let family = Family::of(simd, products);
@@ -517,13 +523,13 @@ mod tests {
                     let expected = |i: usize, k: usize| {
                         if i < count && k < depth { data[i * line_stride + k * k_stride] } else { 0.0 }
                     };
-                    let rounded = |i, k| half::bf16::from_f32(expected(i, k)).to_f32();
+                    let rounded = |i, k| products.round(expected(i, k).into()) as f32;
                     for (index, &unit) in out.iter().enumerate() {
                         let (step, i) = (index / width, index % width);
                         let place = format!("{set} {:?} {count} lines, step {step}, line {i}", family.form);
                         match family.form {
                             Form::F32 => assert_eq!(unit, expected(i, step), "{place}"),
-                            Form::Rounded => assert_eq!(unit, rounded(i, step), "{place}"),
+                            Form::Rounded(_) => assert_eq!(unit, rounded(i, step), "{place}"),
                             Form::Pairs => {
                                 let bits = unit.to_bits();
                                 let pair = [f32::from_bits(bits << 16), f32::from_bits(bits & 0xFFFF_0000)];
