@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_key_of_a_later_version_is_refused_by_name() {
-        assert!(explain_unknown("train", "ema").contains("not available in this version"));
+        assert!(explain_unknown("data", "workers").contains("not available in this version"));
         assert!(explain_unknown_section("wire").contains("not available in this version"));
     }
 
