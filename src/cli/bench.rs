@@ -26,13 +26,15 @@ Examples:
     /// A training step: tokens a second, share of peak, and where the time goes
     #[command(after_help = "\
 Models: cpu (4 layers, 128 wide, 12 × 64 tokens), baby (6 layers, 384 wide, 16 × 256), gpt2 (124M, 4 × 256), or layers,
-heads and width as in 4x4x128. The stages add up to the step. tools/peers_cpu.py runs PyTorch beside it.
+heads and width as in 4x4x128, in Llama's style behind `llama:`. The stages add up to the step. tools/peers_cpu.py and tools/peers_gpu.py run
+PyTorch beside it.
 
 Examples:
   ironmill bench step
   ironmill bench step --model baby --threads 2 --kernels
   ironmill bench step --model cpu --batching
   ironmill bench step --device cuda --precision bf16 --model gpt2 --batch 64 --context 1024 --kernels
+  ironmill bench step --device cuda --precision bf16 --model llama:12x12x768 --vocab 50304 --batch 64 --context 1024
   ironmill bench step --model 2x2x64 --batch 8 --context 32 --steps 20 --json")]
     Step(StepArgs),
     /// Training a tokenizer: reading, scanning, counting, learning
@@ -76,7 +78,7 @@ pub struct OpsArgs {
 pub struct StepArgs {
     #[command(flatten)]
     common: Common,
-    /// cpu, baby, gpt2, or layers, heads and width as in 4x4x128
+    /// cpu, baby, gpt2, or layers, heads and width as in 4x4x128; llama:… for Llama's style
     #[arg(long, default_value = "cpu", value_parser = Sizes::parse, value_name = "MODEL")]
     model: Sizes,
     /// Samples of a step [default: the model's]

@@ -92,6 +92,22 @@ impl Rule<'_> {
                 self.ensure(other.shape == inputs[0].shape, "both summands must have one shape")?;
                 self.outputs(&op.outputs(own)?)
             }
+            Kernel::NormGrads(of) => {
+                self.ensure(of.centred || !of.shift, "RMS norm has no shift")?;
+                let sums = 1 + usize::from(of.shift) + usize::from(of.bias);
+                self.count(if of.centred { 6 } else { 5 }, 1 + sums)?;
+                let (other, own) = (inputs[inputs.len() - 1], &inputs[..inputs.len() - 1]);
+                self.ensure(other.shape == inputs[0].shape, "both summands must have one shape")?;
+                let mut expected = of.input_op().outputs(own)?;
+                let params = of.params_op(inputs[2].shape.elements());
+                expected.extend(params.outputs(&[&inputs[..2], &own[3..]].concat())?);
+                if of.bias {
+                    let is_whole = inputs[2].shape.elements() == inputs[0].shape.columns();
+                    self.ensure(is_whole, "only a gain as long as a row goes with a bias")?;
+                    expected.extend(Op::LinearGradBias.outputs(&expected[..1])?);
+                }
+                self.outputs(&expected)
+            }
             &Kernel::LinearGelu { bias, products } => {
                 let h = Op::Linear { bias, products }.outputs(inputs)?[0];
                 self.outputs(&[h, h])

@@ -54,6 +54,8 @@ pub enum Kernel {
     LayerNormGradAdd,
     /// The same with RMS norm: `(d_y, x, gain, rstd, other) → other + d_x`.
     RmsNormGradAdd,
+    /// Fused gradients of a norm, its parameters and the residual around it. See [`NormGrads`].
+    NormGrads(NormGrads),
     /// Fused product and activation: `(x, w, b if bias) → h = x·wᵀ + b, GELU(h)`.
     LinearGelu {
         /// Whether there is a bias operand.
@@ -121,6 +123,37 @@ pub struct Work {
     pub bytes: f64,
 }
 
+/// All gradients of a norm in one pass over its rows: of what it normalises, added to the gradient that flows around it; of its gain
+/// and shift; and of the bias of the product whose result was normalised, which is the sum of the rows of the first:
+/// `(d_y, x, gain, mean if centred, rstd, other) → other + d_x, d_gain, d_shift if any, d_bias if any`, all but the first state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormGrads {
+    /// Whether it is layer norm, which subtracts the mean, rather than RMS norm.
+    pub centred: bool,
+    /// Whether the norm has a shift.
+    pub shift: bool,
+    /// Whether the sum of the first output's rows is wanted.
+    pub bias: bool,
+    /// Whether sums are added to what is there.
+    pub add: bool,
+}
+
+impl NormGrads {
+    /// The op whose gradient flows on.
+    pub fn input_op(&self) -> Op {
+        if self.centred { Op::LayerNormGradInput } else { Op::RmsNormGradInput }
+    }
+
+    /// The op that sums the gradients of gain and shift, over rows of this many columns.
+    pub fn params_op(&self, columns: usize) -> Op {
+        if self.centred {
+            Op::LayerNormGradParams { bias: self.shift }
+        } else {
+            Op::RmsNormGradGain { columns }
+        }
+    }
+}
+
 /// The constants of a fused head: `(x [..,C], w [V,C], targets, weights, d_losses if any gradient is wanted)
 /// → losses [..], workspace [rows, V], d_x [..,C] if wanted, d_w state if wanted`.
 #[derive(Clone, Debug, PartialEq)]
@@ -156,6 +189,8 @@ impl Kernel {
             Kernel::AddRmsNorm { .. } => "add_rms_norm",
             Kernel::LayerNormGradAdd => "layer_norm_grad_add",
             Kernel::RmsNormGradAdd => "rms_norm_grad_add",
+            Kernel::NormGrads(NormGrads { centred: true, .. }) => "layer_norm_grads",
+            Kernel::NormGrads(_) => "rms_norm_grads",
             Kernel::LinearGelu { .. } => "linear_gelu",
             Kernel::LinearGradGelu { .. } => "linear_grad_gelu",
             Kernel::JointAttention(_) => "joint_attention",
@@ -220,6 +255,7 @@ impl Kernel {
             Kernel::OpInto { add: true, .. }
                 | Kernel::StateWrite { add: true }
                 | Kernel::ScaledProduct { add: true, .. }
+                | Kernel::NormGrads(NormGrads { add: true, .. })
         );
         let written: f64 = outputs.iter().map(bytes).sum();
         let read: f64 = match self {
@@ -233,6 +269,8 @@ impl Kernel {
             Kernel::Momentum { .. } => bytes(&outputs[0]),
             // The workspace of a head is its own.
             Kernel::HeadLoss(_) => -bytes(&outputs[1]),
+            // Its first output is not state.
+            Kernel::NormGrads(_) if adds => outputs[1..].iter().map(bytes).sum(),
             _ if adds => written,
             _ => 0.0,
         };
@@ -275,6 +313,7 @@ impl Kernel {
                 expansion.step(Kernel::Op(op), (0..other).map(Input).collect(), vec![d_x]);
                 expansion.step(Kernel::Op(Op::Add), vec![Input(other), d_x], vec![Output(0)]);
             }
+            Kernel::NormGrads(of) => expand_norm_grads(&mut expansion, *of, inputs, outputs),
             &Kernel::LinearGelu { bias, products } => {
                 let operands = (0..inputs.len()).map(Input).collect();
                 expansion.step(Kernel::Op(Op::Linear { bias, products }), operands, vec![Output(0)]);
@@ -346,6 +385,30 @@ fn expand_split(
     let split = Kernel::Op(Op::Split { sizes: sizes.to_vec() });
     expansion.step(split, vec![Operand::Input(input)], parts.clone());
     parts
+}
+
+fn expand_norm_grads(
+    expansion: &mut Expansion,
+    of: NormGrads,
+    inputs: &[TensorType],
+    outputs: &[TensorType],
+) {
+    use Operand::{Input, Output};
+    let other = inputs.len() - 1;
+    let d_x = expansion.temporary(outputs[0]);
+    expansion.step(Kernel::Op(of.input_op()), (0..other).map(Input).collect(), vec![d_x]);
+    expansion.step(Kernel::Op(Op::Add), vec![Input(other), d_x], vec![Output(0)]);
+    let sums: Vec<Operand> = outputs[1..].iter().map(|&state| expansion.temporary(state)).collect();
+    let (params, bias) = sums.split_at(sums.len() - usize::from(of.bias));
+    let operands = [0, 1].into_iter().chain(3..other).map(Input).collect();
+    let columns = inputs[2].shape.elements();
+    expansion.step(Kernel::Op(of.params_op(columns)), operands, params.to_vec());
+    if of.bias {
+        expansion.step(Kernel::Op(Op::LinearGradBias), vec![Output(0)], bias.to_vec());
+    }
+    for (index, sum) in sums.into_iter().enumerate() {
+        expansion.step(Kernel::StateWrite { add: of.add }, vec![sum], vec![Output(1 + index)]);
+    }
 }
 
 fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]) {

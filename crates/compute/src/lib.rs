@@ -46,8 +46,8 @@ pub use cuda::{AttentionBy, Cuda, CudaOptions};
 pub use device::{BufferId, Device, HostData, Launch, ReadId, SequenceId, View};
 pub use error::{Error, Result};
 pub use kernel::{
-    Adam, Descend, Expansion, GUARD_REPORT, GUARD_STATISTICS, Guard, HeadLoss, Kernel, Operand, Sgd,
-    UpdateRange, Verdict,
+    Adam, Descend, Expansion, GUARD_REPORT, GUARD_STATISTICS, Guard, HeadLoss, Kernel, NormGrads, Operand,
+    Sgd, UpdateRange, Verdict,
 };
 pub use op::{Attention, IGNORED, LossShape, Mask, Op};
 pub use quantise::Quantise;

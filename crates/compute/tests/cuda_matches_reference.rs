@@ -5,7 +5,9 @@
 
 mod cases;
 
-use cases::{Case, all, attentions_in_whole_tiles, compare_within, quantised, run, scaled_products};
+use cases::{
+    Case, all, attentions_in_whole_tiles, compare_within, gelus_worth_timing, quantised, run, scaled_products,
+};
 use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
 fn cuda() -> Option<Cuda> {
@@ -170,6 +172,43 @@ fn check_cudnn(of: DType) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     let description = cuda.describe();
     assert!(description.ends_with("(attention forward and backward)"), "{description}");
+}
+
+/// Choices are kept in a file, where the test puts every way in turn.
+#[test]
+fn every_way_to_run_a_product_with_gelu_matches_the_reference() {
+    let file = std::env::temp_dir().join(format!("ironmill-ways-{}.txt", std::process::id()));
+    let folders = vec!["/usr/local/cuda/lib64".into()];
+    let open = || {
+        Cuda::new(&CudaOptions {
+            folders: folders.clone(),
+            choices: Some(file.clone()),
+            ..CudaOptions::default()
+        })
+    };
+    if cuda().is_none() {
+        return;
+    }
+    let cases = narrowed(&gelus_worth_timing(), DType::BF16);
+    let mut card = open().unwrap();
+    cases.iter().for_each(|case| drop(run(&mut card, case).unwrap()));
+    drop(card);
+    let chosen = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(chosen.matches("\tway ").count(), cases.len(), "{chosen}");
+    for way in 0..3 {
+        let forced = chosen.lines().map(|line| match line.split_once("\tway ") {
+            Some((key, _)) => format!("{key}\tway {way}\n"),
+            None => format!("{line}\n"),
+        });
+        let forced: String = forced.collect();
+        std::fs::write(&file, forced).unwrap();
+        let mut card = open().unwrap();
+        for case in &cases {
+            let actual = run(&mut card, case).unwrap();
+            compare_within(slack(case), case, &actual, &case.expected()).unwrap();
+        }
+    }
+    std::fs::remove_file(&file).unwrap();
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! what was there. Rules never move a write to state across another write to the same state.
 
 mod attention;
+mod norms;
 mod pairs;
 
 use ironmill_compute::{DType, HeadLoss, Kernel, LossShape, Op, TensorType, kernel::head_chunk_rows};
@@ -16,6 +17,8 @@ pub(crate) fn apply(graph: &mut Graph, head_elements: usize) {
     while fuse_one_head(graph, head_elements) {}
     while fuse_one_add_and_norm(graph) {}
     while pairs::fuse_one_norm_gradient_and_add(graph) {}
+    while norms::fuse_one_norm_gradients(graph) {}
+    while norms::fuse_one_bias_gradient(graph) {}
     while pairs::fuse_one_product_and_gelu(graph) {}
     while pairs::fuse_one_product_and_gelu_gradient(graph) {}
     while attention::fuse_one_split(graph) {}

@@ -212,7 +212,8 @@ impl Subject {
         working: Option<DType>,
     ) -> Result<Self> {
         let model = Model::new(sizes.config())?;
-        let values = model.initial_values(1);
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        let values = model.initial_values_by(threads, 1);
         let schedule = Schedule { peak: 1e-4, floor: 1e-4, warmup: 0, steps: 1000, decay: Decay::Constant };
         let options = TrainOptions {
             micro_rows,
@@ -379,6 +380,7 @@ impl Measured {
             .collect();
         json!({
             "kind": "step",
+            "architecture": sizes.style.name(),
             "layers": sizes.layers,
             "heads": sizes.heads,
             "width": sizes.width,

@@ -46,6 +46,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         Kernel::LinearGradGelu { products } => {
             gemm::needs(simd, *products, [input(0).rows(), input(1).columns(), input(1).rows()])
         }
+        Kernel::NormGrads(of) => rows::norm::grads_needs(*of, input(0), input(2).elements()),
         Kernel::JointAttention(of) => attention::needs(simd, Sizes::joint(of, input(0))),
         Kernel::JointAttentionGrad(of) => attention::grad_needs(simd, Sizes::joint(of, input(1))),
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
@@ -84,6 +85,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),
         Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),
         Kernel::RmsNormGradAdd => rows::norm::rms_norm_grad_input(context, operands, true),
+        Kernel::NormGrads(of) => rows::norm::norm_grads(context, operands, *of),
         &Kernel::LinearGelu { bias, products } => {
             let (simd, product) = (context.simd, linear(operands, bias, products));
             let outputs = [operands.output(0), operands.output(1)];

@@ -70,7 +70,10 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// How many of the library's proposals are tried.
 const CANDIDATES: usize = 16;
 /// Products below this many multiplications take the library's first proposal: timing them would cost more than it wins.
-const WORTH_TIMING: f64 = 1e8;
+pub(super) const WORTH_TIMING: f64 = 1e8;
+
+/// What the number of a way is written behind, where an algorithm has its words.
+const WAY: &str = "way ";
 
 mod attribute {
     use std::ffi::c_int;
@@ -262,9 +265,11 @@ pub(super) struct Blas {
     driver: Arc<Driver>,
     workspace: u64,
     choices: BTreeMap<String, Algorithm>,
+    /// Of launches that can be run in several ways, the number of the fastest.
+    ways: BTreeMap<String, usize>,
     chosen_anew: bool,
-    /// Memory with random numbers to time candidates on.
-    timing: Option<(u64, usize)>,
+    /// Pieces of memory with random numbers to time candidates on.
+    timing: Vec<(u64, usize)>,
 }
 
 impl Blas {
@@ -278,7 +283,15 @@ impl Blas {
         check("cublasLtCreate", unsafe { (api.cublasLtCreate)(&mut handle) })?;
         let library = Arc::new(Library { api, handle });
         let workspace = driver.allocate(WORKSPACE_BYTES)?;
-        Ok(Blas { library, driver, workspace, choices: BTreeMap::new(), chosen_anew: false, timing: None })
+        Ok(Blas {
+            library,
+            driver,
+            workspace,
+            choices: BTreeMap::new(),
+            ways: BTreeMap::new(),
+            chosen_anew: false,
+            timing: Vec::new(),
+        })
     }
 
     /// The library's version as a number.
@@ -553,14 +566,12 @@ impl Blas {
 
     /// Memory with random numbers, until `end_timing`.
     pub fn random_memory(&mut self, bytes: usize, stream: usize) -> Result<u64> {
-        if let Some((address, have)) = self.timing {
-            if have >= bytes {
-                return Ok(address);
-            }
-            self.end_timing();
+        if let Some((address, _)) = self.timing.iter().find(|(_, have)| *have >= bytes) {
+            return Ok(*address);
         }
+        // Smaller pieces stay: what is being timed may hold a product that is timed on its own first.
         let address = self.driver.allocate(bytes)?;
-        self.timing = Some((address, bytes));
+        self.timing.push((address, bytes));
         // Numbers of both signs around one, whether they are read as f32, bf16 or f16: never zeros, which run faster.
         let mut state = 0x9E37_79B9_7F4A_7C15u64;
         let pattern: Vec<u16> = (0..1 << 16)
@@ -585,7 +596,7 @@ impl Blas {
 
     /// Gives back the memory that candidates were timed on.
     pub fn end_timing(&mut self) {
-        if let Some((address, _)) = self.timing.take() {
+        for (address, _) in self.timing.drain(..) {
             self.driver.free(address);
         }
     }
@@ -600,7 +611,21 @@ impl Blas {
             let words: Vec<String> = words.iter().map(|word| format!("{word:016x}")).collect();
             let _ = writeln!(text, "{key}\t{}", words.join(" "));
         }
+        for (key, way) in &self.ways {
+            let _ = writeln!(text, "{key}\t{WAY}{way}");
+        }
         Some(text)
+    }
+
+    /// The way to run a launch that was found fastest.
+    pub fn way(&self, key: &str) -> Option<usize> {
+        self.ways.get(key).copied()
+    }
+
+    /// Keeps a way to run a launch with the choices.
+    pub fn keep_way(&mut self, key: String, way: usize) {
+        self.ways.insert(key, way);
+        self.chosen_anew = true;
     }
 
     /// Takes choices that an earlier run made with this version of the library; others mean nothing to it.
@@ -611,6 +636,10 @@ impl Blas {
         }
         for line in lines {
             let Some((key, words)) = line.split_once('\t') else { continue };
+            if let Some(way) = words.strip_prefix(WAY).and_then(|way| way.parse().ok()) {
+                self.ways.insert(key.into(), way);
+                continue;
+            }
             let words: Option<Vec<u64>> =
                 words.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect();
             if let Some(words) = words.and_then(|words| <[u64; 8]>::try_from(words).ok()) {

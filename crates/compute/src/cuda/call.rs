@@ -134,7 +134,7 @@ enum Pending {
 }
 
 /// Adds the calls of a launch with these inputs and outputs; false where there are none.
-type Fill<'a> = dyn Fn(&mut Builder<'_>, &[View], &[View]) -> Result<bool> + 'a;
+pub(super) type Fill<'a> = dyn Fn(&mut Builder<'_>, &[View], &[View]) -> Result<bool> + 'a;
 
 /// Runs of what is timed, of which the first loads kernels and does not count.
 const TIMED_RUNS: usize = 6;
@@ -281,6 +281,48 @@ impl<'a> Builder<'a> {
             });
         }
         Ok(calls)
+    }
+
+    /// Adds the calls of the fastest of several ways to run a launch; false where there is none. The ways are timed once for
+    /// every key, if that is worth it; otherwise the first that there is runs.
+    pub fn fastest(
+        &mut self,
+        key: String,
+        is_worth_timing: bool,
+        views: [&[View]; 2],
+        ways: &[&Fill<'_>],
+    ) -> Result<bool> {
+        let [inputs, outputs] = views;
+        let chosen = match self.machine.blas.way(&key) {
+            None if is_worth_timing => self.race(key, views, ways)?,
+            earlier => earlier,
+        };
+        let first = chosen.and_then(|way| ways.get(way));
+        let before = self.pending.len();
+        for way in first.into_iter().chain(ways) {
+            if way(self, inputs, outputs)? {
+                return Ok(true);
+            }
+            // What it prepared for a product that there is not.
+            self.pending.truncate(before);
+        }
+        Ok(false)
+    }
+
+    /// The way that takes the least time.
+    fn race(&mut self, key: String, views: [&[View]; 2], ways: &[&Fill<'_>]) -> Result<Option<usize>> {
+        let mut best = None;
+        for (way, fill) in ways.iter().enumerate() {
+            let Some(seconds) = self.time(views, fill)? else { continue };
+            if best.is_none_or(|(least, _)| seconds < least) {
+                best = Some((seconds, way));
+            }
+        }
+        let way = best.map(|(_, way)| way);
+        if let Some(way) = way {
+            self.machine.blas.keep_way(key, way);
+        }
+        Ok(way)
     }
 
     /// The least time of the calls that `fill` adds for a launch with such operands, which lie in memory of random numbers while

@@ -1,8 +1,8 @@
 //! The products of a model, and its head: what the library computes, with our own kernel where it cannot.
 
 use super::{
-    blas::{Epilogue, Factor, Product},
-    call::{Arg, Builder, Grid},
+    blas::{Epilogue, Factor, Product, WORTH_TIMING},
+    call::{Arg, Builder, Fill, Grid},
     modules::Source,
     rows,
 };
@@ -49,6 +49,17 @@ impl Matrix {
         Ok(Matrix { at, of: products, ..self })
     }
 
+    /// A copy with rows and columns changed over.
+    fn turned(self, builder: &mut Builder<'_>) -> Result<Self> {
+        const TILE: usize = 64;
+        let at = builder.scratch(self.rows * self.columns * self.of.bytes());
+        let blocks = [self.columns.div_ceil(TILE) as u32, self.rows.div_ceil(TILE) as u32, 1];
+        let arguments = [self.at, at, self.rows.into(), self.columns.into(), self.leading.into()];
+        let grid = Grid { blocks, threads: 256, shared_bytes: 0 };
+        builder.kernel(Source::Gemm, "turn", self.of, &[("OUT", 0)], grid, &arguments)?;
+        Ok(Matrix { at, rows: self.columns, columns: self.rows, leading: self.rows, ..self })
+    }
+
     fn factor(&self, transposed: bool) -> Factor {
         Factor { at: self.at, of: self.of, leading: self.leading, transposed, unit: None }
     }
@@ -72,7 +83,7 @@ pub(super) fn add(
                     forward(builder, inputs, matrix(builder, &outputs[0]), products, adds, epilogue)?;
                 }
                 Op::LinearGradInput { products } => {
-                    input_gradient(builder, inputs, &outputs[0], products, adds, Epilogue::Nothing)?;
+                    input_gradient(builder, inputs, matrix(builder, &outputs[0]), products, adds)?;
                 }
                 Op::LinearGradWeight { products } => {
                     let d_y = matrix(builder, &inputs[0]).rounded(builder, products)?;
@@ -83,26 +94,8 @@ pub(super) fn add(
                 _ => return Ok(false),
             }
         }
-        &Kernel::LinearGelu { bias, products } => {
-            let bias = bias.then(|| builder.pointer(&inputs[2]));
-            let (h, y) = (matrix(builder, &outputs[0]), matrix(builder, &outputs[1]));
-            let fused = Epilogue::Gelu { before: h.at, bias };
-            if !has_fused_gelu(y) || !try_forward(builder, inputs, y, products, false, fused)? {
-                let plain = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
-                forward(builder, inputs, h, products, false, plain)?;
-                rows::add(builder, &Kernel::Op(Op::Gelu), &outputs[..1], &outputs[1..])?;
-            }
-        }
-        &Kernel::LinearGradGelu { products } => {
-            let fused = Epilogue::GeluSlope { before: builder.pointer(&inputs[2]) };
-            let is_fused = has_fused_gelu(matrix(builder, &outputs[0]))
-                && try_input_gradient(builder, inputs, &outputs[0], products, false, fused)?;
-            if !is_fused {
-                input_gradient(builder, inputs, &outputs[0], products, false, Epilogue::Nothing)?;
-                // Element by element, so the result may take the place of its operand.
-                rows::add(builder, &Kernel::Op(Op::GeluGrad), &[inputs[2], outputs[0]], outputs)?;
-            }
-        }
+        &Kernel::LinearGelu { bias, products } => gelu(builder, [inputs, outputs], bias, products)?,
+        &Kernel::LinearGradGelu { products } => gelu_gradient(builder, [inputs, outputs], products)?,
         Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
         Kernel::Cast
         | Kernel::StateWrite { .. }
@@ -111,6 +104,7 @@ pub(super) fn add(
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
+        | Kernel::NormGrads(_)
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
         | Kernel::Quantise(_)
@@ -128,9 +122,68 @@ pub(super) fn add(
     Ok(true)
 }
 
+/// A product and the GELU of it, by the library in one or one after the other: which is faster depends on the shape.
+fn gelu(builder: &mut Builder<'_>, views: [&[View]; 2], has_bias: bool, products: DType) -> Result<()> {
+    let bias = |builder: &Builder<'_>, inputs: &[View]| has_bias.then(|| builder.pointer(&inputs[2]));
+    let fused: &Fill<'_> = &|builder, inputs, outputs| {
+        let (h, y) = (Matrix::of(builder, &outputs[0]), Matrix::of(builder, &outputs[1]));
+        let epilogue = Epilogue::Gelu { before: h.at, bias: bias(builder, inputs) };
+        Ok(has_fused_gelu(y) && try_forward(builder, inputs, y, products, epilogue)?)
+    };
+    let apart: &Fill<'_> = &|builder, inputs, outputs| {
+        let h = Matrix::of(builder, &outputs[0]);
+        let plain = bias(builder, inputs).map_or(Epilogue::Nothing, Epilogue::Bias);
+        forward(builder, inputs, h, products, false, plain)?;
+        rows::add(builder, &Kernel::Op(Op::Gelu), &outputs[..1], &outputs[1..])
+    };
+    fastest(builder, "gelu", views, &[fused, apart])
+}
+
+/// The gradient of a product's argument times GELU's slope, in one by the library, with the weight as it is or turned first, or
+/// one after the other.
+fn gelu_gradient(builder: &mut Builder<'_>, views: [&[View]; 2], products: DType) -> Result<()> {
+    let slope =
+        |builder: &Builder<'_>, inputs: &[View]| Epilogue::GeluSlope { before: builder.pointer(&inputs[2]) };
+    let fused: &Fill<'_> = &|builder, inputs, outputs| {
+        let (out, epilogue) = (Matrix::of(builder, &outputs[0]), slope(builder, inputs));
+        let [d_y, w] = rounded_pair(builder, inputs, products)?;
+        Ok(has_fused_gelu(out) && builder.product(product((d_y, false), (w, false), out, false, epilogue))?)
+    };
+    let turned: &Fill<'_> = &|builder, inputs, outputs| {
+        let (out, epilogue) = (Matrix::of(builder, &outputs[0]), slope(builder, inputs));
+        let [d_y, w] = rounded_pair(builder, inputs, products)?;
+        let w = w.turned(builder)?;
+        Ok(has_fused_gelu(out) && builder.product(product((d_y, false), (w, true), out, false, epilogue))?)
+    };
+    let apart: &Fill<'_> = &|builder, inputs, outputs| {
+        let out = Matrix::of(builder, &outputs[0]);
+        input_gradient(builder, inputs, out, products, false)?;
+        // Element by element, so the result may take the place of its operand.
+        rows::add(builder, &Kernel::Op(Op::GeluGrad), &[inputs[2], outputs[0]], outputs)
+    };
+    fastest(builder, "gelu_slope", views, &[fused, turned, apart])
+}
+
+/// Adds the fastest way to run a product of the first two inputs, of which the last always runs.
+fn fastest(builder: &mut Builder<'_>, name: &str, views: [&[View]; 2], ways: &[&Fill<'_>]) -> Result<()> {
+    let [inputs, outputs] = views;
+    let (out, inner) = (outputs[0].of, inputs[0].of.shape.columns());
+    let (rows, columns) = (out.shape.rows(), out.shape.columns());
+    let key = format!("{name}{} {rows}x{columns}x{inner} {}", inputs.len(), out.dtype);
+    let is_worth_timing = rows as f64 * columns as f64 * inner as f64 >= WORTH_TIMING;
+    builder.fastest(key, is_worth_timing, views, ways).map(|_| ())
+}
+
 /// Whether the library's GELU is exact enough: its tangent is good for 16 bits, not for 32.
 fn has_fused_gelu(out: Matrix) -> bool {
     out.of != DType::F32
+}
+
+/// The first two inputs as they are multiplied.
+fn rounded_pair(builder: &mut Builder<'_>, inputs: &[View], products: DType) -> Result<[Matrix; 2]> {
+    let first = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
+    let second = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
+    Ok([first, second])
 }
 
 /// `x·wᵀ`, where the library can do it with this epilogue.
@@ -139,12 +192,10 @@ fn try_forward(
     inputs: &[View],
     out: Matrix,
     products: DType,
-    adds: bool,
     epilogue: Epilogue,
 ) -> Result<bool> {
-    let x = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
-    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
-    builder.product(product((x, false), (w, true), out, adds, epilogue))
+    let [x, w] = rounded_pair(builder, inputs, products)?;
+    builder.product(product((x, false), (w, true), out, false, epilogue))
 }
 
 fn forward(
@@ -155,38 +206,20 @@ fn forward(
     adds: bool,
     epilogue: Epilogue,
 ) -> Result<()> {
-    let x = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
-    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
+    let [x, w] = rounded_pair(builder, inputs, products)?;
     multiply(builder, (x, false), (w, true), out, adds, epilogue)
 }
 
-/// `d_y·w`, where the library can do it with this epilogue.
-fn try_input_gradient(
-    builder: &mut Builder<'_>,
-    inputs: &[View],
-    out: &View,
-    products: DType,
-    adds: bool,
-    epilogue: Epilogue,
-) -> Result<bool> {
-    let d_y = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
-    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
-    let out = Matrix::of(builder, out);
-    builder.product(product((d_y, false), (w, false), out, adds, epilogue))
-}
-
+/// `d_y·w`.
 fn input_gradient(
     builder: &mut Builder<'_>,
     inputs: &[View],
-    out: &View,
+    out: Matrix,
     products: DType,
     adds: bool,
-    epilogue: Epilogue,
 ) -> Result<()> {
-    let d_y = Matrix::of(builder, &inputs[0]).rounded(builder, products)?;
-    let w = Matrix::of(builder, &inputs[1]).rounded(builder, products)?;
-    let out = Matrix::of(builder, out);
-    multiply(builder, (d_y, false), (w, false), out, adds, epilogue)
+    let [d_y, w] = rounded_pair(builder, inputs, products)?;
+    multiply(builder, (d_y, false), (w, false), out, adds, Epilogue::Nothing)
 }
 
 /// Factors with whether each is multiplied transposed.

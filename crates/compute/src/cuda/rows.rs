@@ -56,6 +56,7 @@ pub(super) fn add(
         Kernel::AddRmsNorm { eps } => norm::rms_norm(builder, launch, *eps, true)?,
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,
         Kernel::RmsNormGradAdd => norm::rms_norm_grad(builder, launch)?,
+        Kernel::NormGrads(of) => norm::grads(builder, launch, *of)?,
         Kernel::GlobalNorm => reduce::global_norm(builder, launch)?,
         Kernel::Guard(of) => update::guard(builder, launch, of)?,
         Kernel::Adam(of) => update::adam(builder, launch, of)?,

@@ -147,6 +147,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
+        | Kernel::NormGrads(_)
         | Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)

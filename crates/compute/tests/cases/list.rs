@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ironmill_compute::{
-    Adam, Attention, DType, Descend, Guard, HeadLoss, Kernel, LossShape, Mask, Op, Quantise, Sgd, Shape,
-    UpdateRange, quantise::Source,
+    Adam, Attention, DType, Descend, Guard, HeadLoss, Kernel, LossShape, Mask, NormGrads, Op, Quantise, Sgd,
+    Shape, UpdateRange, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -32,7 +32,7 @@ fn rows(cases: &mut Vec<Case>) {
         cases.extend(into_state(&grad));
         cases.push(grad);
     }
-    for dims in [&[1, 1][..], &[3, 5], &[2, 7, 33], &[1, 600, 64], &[3, 1031], &[2, 80, 257]] {
+    for dims in [&[1, 1][..], &[3, 5], &[2, 7, 33], &[1, 600, 64], &[3, 1031], &[2, 80, 257], &[9, 1600]] {
         let shape = Shape::new(dims);
         let (n, c) = (shape.rows(), shape.columns());
         for bias in [false, true] {
@@ -53,6 +53,8 @@ fn rows(cases: &mut Vec<Case>) {
             cases.push(op(Op::LayerNormGradInput, inputs.clone(), c));
             inputs.push(random(dims, 11));
             let outputs = vec![random(dims, 12)];
+            let grads = NormGrads { centred: true, shift: bias, bias: false, add: false };
+            norm_grads(cases, grads, &inputs);
             cases.push(Case { kernel: Kernel::LayerNormGradAdd, inputs, outputs, terms: c });
         }
         cases.push(op(Op::Add, vec![random(dims, 14), random(dims, 15)], 1));
@@ -75,6 +77,19 @@ fn rows(cases: &mut Vec<Case>) {
     // More elements in a sample than a tile has.
     let long = vec![random(&[2, 17_001], 25), indices(&[3], vec![1, 2, 3]), indices(&[2], vec![0, 9])];
     cases.push(op(Op::Dropout { probability: 0.5, number: 0 }, long, 1));
+}
+
+/// All gradients of a norm at once, with and without that of a bias and what is there.
+fn norm_grads(cases: &mut Vec<Case>, plain: NormGrads, inputs: &[Tensor]) {
+    let (rows, columns) = (inputs[0].of.shape, inputs[2].of.shape.elements());
+    for (bias, add) in [(false, true), (columns == rows.columns(), false)] {
+        let of = NormGrads { bias, add, ..plain };
+        let mut outputs = vec![random(rows.dims(), 24)];
+        outputs.extend((0..1 + u32::from(of.shift)).map(|index| random(&[columns], 25 + index)));
+        outputs.extend(bias.then(|| random(&[rows.columns()], 27)));
+        let terms = columns.max(rows.elements() / columns);
+        cases.push(Case { kernel: Kernel::NormGrads(of), inputs: inputs.to_vec(), outputs, terms });
+    }
 }
 
 /// The gain is as long as a row, or divides it: then every head of a row is normalised on its own.
@@ -101,6 +116,7 @@ fn root_mean_squares(cases: &mut Vec<Case>) {
         let inputs = vec![random(dims, 6), random(dims, 7), random(&[gain], 8), rstd];
         cases.push(op(Op::RmsNormGradInput, inputs.clone(), gain));
         let inputs = [inputs, vec![random(dims, 9)]].concat();
+        norm_grads(cases, NormGrads { centred: false, shift: false, bias: false, add: false }, &inputs);
         cases.push(Case {
             kernel: Kernel::RmsNormGradAdd,
             inputs,
@@ -233,6 +249,17 @@ pub fn scaled_products() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Products with GELU and its slope that are large enough for a card to time the ways there are.
+pub fn gelus_worth_timing() -> Vec<Case> {
+    let ((m, n, k), products) = ((256, 768, 512), DType::F32);
+    let inputs = vec![random(&[m, k], 1), random(&[n, k], 2), random(&[n], 3)];
+    let kernel = Kernel::LinearGelu { bias: true, products };
+    let forward = Case { kernel, inputs, outputs: vec![random(&[m, n], 4); 2], terms: k };
+    let inputs = vec![random(&[m, k], 5), random(&[k, n], 6), random(&[m, n], 7)];
+    let kernel = Kernel::LinearGradGelu { products };
+    vec![forward, Case { kernel, inputs, outputs: vec![random(&[m, n], 8)], terms: k }]
 }
 
 fn attentions(cases: &mut Vec<Case>) {

@@ -5,8 +5,8 @@
 mod list;
 
 pub use list::all;
-#[allow(unused_imports, reason = "only a test of a library uses it")]
-pub use list::attentions_in_whole_tiles;
+#[allow(unused_imports, reason = "only tests of libraries use them")]
+pub use list::{attentions_in_whole_tiles, gelus_worth_timing};
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{quantised, scaled_products};
 
@@ -63,12 +63,13 @@ impl Case {
     /// The largest error that is allowed in an output: `c·ε·√terms` times the largest element of it, or of the state that
     /// the kernel adds to.
     pub fn bound(&self, output: usize, expected: &[f64]) -> f64 {
-        let adds = matches!(
-            self.kernel,
-            Kernel::OpInto { add: true, .. }
-                | Kernel::StateWrite { add: true }
-                | Kernel::ScaledProduct { add: true, .. }
-        );
+        let adds = match self.kernel {
+            Kernel::OpInto { add, .. } | Kernel::StateWrite { add } | Kernel::ScaledProduct { add, .. } => {
+                add
+            }
+            Kernel::NormGrads(of) => of.add && output > 0,
+            _ => false,
+        };
         let before = match &self.outputs[output].data {
             Data::Real(data) if adds => data.iter().fold(0.0f32, |max, x| max.max(x.abs())),
             _ => 0.0,
@@ -83,7 +84,7 @@ impl Case {
         // A factor that is itself computed may lie so near to the middle of two bf16 that f32 rounds it the other way.
         let factors = if self.has_computed_factors() { 1.0 } else { 0.0 };
         // What is stored narrowly may be rounded the other way; a fused kernel may skip a rounding that its parts make.
-        let stored = match self.outputs[output].of.dtype {
+        let stored = match self.rounded_like(output) {
             DType::F32 | DType::U32 => 0.0,
             dtype => 2.0 * dtype.epsilon(),
         };
@@ -95,6 +96,15 @@ impl Case {
         };
         let products = self.products().epsilon();
         sums + (factors * products + stored) * scale
+    }
+
+    /// The type that an output was rounded to, or that what it is the sum of was.
+    fn rounded_like(&self, output: usize) -> DType {
+        let is_sum_of_first = match self.kernel {
+            Kernel::NormGrads(of) => of.bias && output == self.outputs.len() - 1,
+            _ => false,
+        };
+        self.outputs[if is_sum_of_first { 0 } else { output }].of.dtype
     }
 
     /// The same launch with activations and weights in a narrower type, as a program under a working precision has it:
@@ -239,6 +249,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::StateWrite { .. } | Kernel::GlobalNorm => 1.0,
         Kernel::AddLayerNorm { .. } | Kernel::AddRmsNorm { .. } | Kernel::JointAttention(_) => 1.0,
         Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd | Kernel::JointAttentionGrad(_) => 4.0,
+        Kernel::NormGrads(_) => 4.0,
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) => 0.0,
@@ -272,6 +283,8 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::AddRmsNorm { .. } => (&[], &[2]),
         Kernel::LayerNormGradAdd => (&[3, 4], &[]),
         Kernel::RmsNormGradAdd => (&[3], &[]),
+        Kernel::NormGrads(of) if of.centred => (&[3, 4], &[1, 2, 3]),
+        Kernel::NormGrads(_) => (&[3], &[1, 2]),
         Kernel::JointAttention(_) => (&[], &[1]),
         Kernel::JointAttentionGrad(_) => (&[3], &[]),
         Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),

@@ -164,6 +164,13 @@ impl Model {
 
     /// The first values of all parameters, in the flat layout, as a pure function of the seed.
     pub fn initial_values(&self, seed: u64) -> Vec<f32> {
+        self.initial_values_by(1, seed)
+    }
+
+    /// The same values, drawn by several threads: a large model has more of them than one draws in half a minute.
+    pub fn initial_values_by(&self, threads: usize, seed: u64) -> Vec<f32> {
+        /// Values that are worth a thread, an even number because they are drawn in pairs.
+        const PIECE: usize = 1 << 16;
         let key = philox::key(seed, philox::Purpose::Initialise);
         let mut values = vec![0.0; self.layout.len()];
         for (index, (parameter, initial)) in self.layout.parameters().iter().zip(&self.initial).enumerate() {
@@ -172,13 +179,24 @@ impl Model {
                 Initial::Ones => out.fill(1.0),
                 Initial::Zeros => {}
                 Initial::Normal(deviation) => {
-                    for (pair, out) in out.chunks_mut(2).enumerate() {
-                        let counter = [pair as u32, (pair >> 32) as u32, index as u32, 0];
-                        let (first, second) = philox::normal_pair(philox::philox(key, counter));
-                        for (out, normal) in out.iter_mut().zip([first, second]) {
-                            *out = (normal * f64::from(deviation)) as f32;
+                    let draw = |first_pair: usize, out: &mut [f32]| {
+                        for (pair, out) in (first_pair..).zip(out.chunks_mut(2)) {
+                            let counter = [pair as u32, (pair >> 32) as u32, index as u32, 0];
+                            let (first, second) = philox::normal_pair(philox::philox(key, counter));
+                            for (out, normal) in out.iter_mut().zip([first, second]) {
+                                *out = (normal * f64::from(deviation)) as f32;
+                            }
                         }
-                    }
+                    };
+                    let piece = out.len().div_ceil(threads.max(1)).next_multiple_of(PIECE);
+                    std::thread::scope(|scope| {
+                        let mut pieces = out.chunks_mut(piece).enumerate();
+                        let own = pieces.next();
+                        for (number, out) in pieces {
+                            scope.spawn(move || draw(number * piece / 2, out));
+                        }
+                        own.into_iter().for_each(|(_, out)| draw(0, out));
+                    });
                 }
             }
         }
@@ -267,6 +285,8 @@ mod tests {
         let values = model.initial_values(1);
         assert_eq!(values, model.initial_values(1));
         assert_ne!(values, model.initial_values(2));
+        let wide = Model::new(ModelConfig { vocab_size: 9001, ..tiny(Architecture::Gpt2) }).unwrap();
+        assert_eq!(wide.initial_values_by(3, 1), wide.initial_values(1));
         let of = |name: &str| {
             let parameter = model.layout().parameters().iter().find(|p| p.name == name).unwrap();
             &values[parameter.range()]

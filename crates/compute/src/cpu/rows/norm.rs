@@ -11,6 +11,7 @@ use super::{
     },
     tile_rows,
 };
+use crate::{kernel::NormGrads, tensor::Shape};
 
 /// Columns that one owner sums over all rows.
 const OWNED_COLUMNS: usize = 64;
@@ -87,11 +88,16 @@ pub(in super::super) fn layer_norm_grad_input(
     operands: &mut Operands<'_>,
     adds: bool,
 ) {
+    layer_norm_d_x(context, operands, adds);
+}
+
+fn layer_norm_d_x<'a>(context: &mut Context<'_>, operands: &mut Operands<'a>, adds: bool) -> &'a [f32] {
     let other = adds.then(|| operands.input(5));
     let (simd, d_y, x, gain) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
     let (mean, rstd) = (operands.input(3), operands.input(4));
     let columns = operands.input_type(0).shape.columns();
-    let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
+    let whole = operands.output(0);
+    let grid = Grid::rows(&mut *whole, columns, tile_rows(columns));
     for_tiles(context.pool, [grid], |[mut d_x], _| {
         for row in d_x.row_range() {
             let range = row * columns..(row + 1) * columns;
@@ -103,6 +109,7 @@ pub(in super::super) fn layer_norm_grad_input(
             }
         }
     });
+    whole
 }
 
 pub(in super::super) fn layer_norm_grad_params(
@@ -111,11 +118,20 @@ pub(in super::super) fn layer_norm_grad_params(
     bias: bool,
     add: bool,
 ) {
+    let outputs = (operands.output(0), bias.then(|| operands.output(1)));
+    let statistics = [operands.input(2), operands.input(3)];
+    layer_norm_sums(context, operands, statistics, outputs, add);
+}
+
+fn layer_norm_sums(
+    context: &mut Context<'_>,
+    operands: &Operands<'_>,
+    [mean, rstd]: [&[f32]; 2],
+    (d_gain, mut d_shift): (&mut [f32], Option<&mut [f32]>),
+    add: bool,
+) {
     let (simd, d_y, x) = (context.simd, operands.input(0), operands.input(1));
-    let (mean, rstd) = (operands.input(2), operands.input(3));
     let columns = operands.input_type(0).shape.columns();
-    let d_gain = operands.output(0);
-    let mut d_shift = bias.then(|| operands.output(1));
     let row = |row: usize, part: &mut [f32]| {
         let range = row * columns..(row + 1) * columns;
         let (gain, shift) = part.split_at_mut(columns);
@@ -151,11 +167,16 @@ pub(in super::super) fn rms_norm_grad_input(
     operands: &mut Operands<'_>,
     adds: bool,
 ) {
+    rms_norm_d_x(context, operands, adds);
+}
+
+fn rms_norm_d_x<'a>(context: &mut Context<'_>, operands: &mut Operands<'a>, adds: bool) -> &'a [f32] {
     let other = adds.then(|| operands.input(4));
     let (simd, d_y, x) = (context.simd, operands.input(0), operands.input(1));
     let (gain, rstd) = (operands.input(2), operands.input(3));
     let columns = gain.len();
-    let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
+    let whole = operands.output(0);
+    let grid = Grid::rows(&mut *whole, columns, tile_rows(columns));
     for_tiles(context.pool, [grid], |[mut d_x], _| {
         for row in d_x.row_range() {
             let range = row * columns..(row + 1) * columns;
@@ -166,6 +187,34 @@ pub(in super::super) fn rms_norm_grad_input(
             }
         }
     });
+    whole
+}
+
+/// One after the other: what a card does in one pass.
+pub(in super::super) fn norm_grads(context: &mut Context<'_>, operands: &mut Operands<'_>, of: NormGrads) {
+    let columns = operands.input_type(2).shape.elements();
+    let d_gain = operands.output(1);
+    let d_x = if of.centred {
+        let d_x = layer_norm_d_x(context, operands, true);
+        let d_shift = of.shift.then(|| operands.output(2));
+        let statistics = [operands.input(3), operands.input(4)];
+        layer_norm_sums(context, operands, statistics, (d_gain, d_shift), of.add);
+        d_x
+    } else {
+        let d_x = rms_norm_d_x(context, operands, true);
+        rms_norm_sums(context, operands, operands.input(3), d_gain, of.add);
+        d_x
+    };
+    if of.bias {
+        let d_bias = operands.output(operands.output_count() - 1);
+        bias_sums(context, d_x, columns, d_bias, of.add);
+    }
+}
+
+/// What [`norm_grads`] keeps for the widest of its sums.
+pub(in super::super) fn grads_needs(of: NormGrads, d_y: Shape, columns: usize) -> Needs {
+    let rows = d_y.elements() / columns.max(1);
+    sum_needs(rows, if of.centred { 2 * columns } else { columns })
 }
 
 pub(in super::super) fn add_rms_norm(context: &mut Context<'_>, operands: &mut Operands<'_>, eps: f32) {
@@ -193,9 +242,20 @@ pub(in super::super) fn rms_norm_grad_gain(
     operands: &mut Operands<'_>,
     add: bool,
 ) {
-    let (simd, d_y, x, rstd) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
-    let columns = operands.output_type(0).shape.columns();
-    for_tiles(context.pool, [Grid::elements(operands.output(0), OWNED_COLUMNS)], |[d_gain], _| {
+    let d_gain = operands.output(0);
+    rms_norm_sums(context, operands, operands.input(2), d_gain, add);
+}
+
+fn rms_norm_sums(
+    context: &mut Context<'_>,
+    operands: &Operands<'_>,
+    rstd: &[f32],
+    d_gain: &mut [f32],
+    add: bool,
+) {
+    let (simd, d_y, x) = (context.simd, operands.input(0), operands.input(1));
+    let columns = d_gain.len();
+    for_tiles(context.pool, [Grid::elements(d_gain, OWNED_COLUMNS)], |[d_gain], _| {
         let owned = d_gain.column_range();
         let mut sums = [0.0; OWNED_COLUMNS];
         let sums = &mut sums[..owned.len()];
@@ -213,10 +273,12 @@ pub(in super::super) fn rms_norm_grad_gain(
 }
 
 pub(in super::super) fn linear_grad_bias(context: &mut Context<'_>, operands: &mut Operands<'_>, add: bool) {
-    let (simd, d_y) = (context.simd, operands.input(0));
-    let shape = operands.input_type(0).shape;
-    let (rows, columns) = (shape.rows(), shape.columns());
-    let d_b = operands.output(0);
+    let columns = operands.input_type(0).shape.columns();
+    bias_sums(context, operands.input(0), columns, operands.output(0), add);
+}
+
+fn bias_sums(context: &mut Context<'_>, d_y: &[f32], columns: usize, d_b: &mut [f32], add: bool) {
+    let (simd, rows) = (context.simd, d_y.len() / columns.max(1));
     let row = |row: usize, part: &mut [f32]| {
         vector::accumulate(simd, &d_y[row * columns..(row + 1) * columns], part);
     };

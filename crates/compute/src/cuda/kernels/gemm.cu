@@ -1,5 +1,5 @@
-// The matrix product for what the library has no algorithm for (odd sizes in 16 bits, foreign alignments), and the rounding of
-// f32 operands to the type that they are multiplied in.
+// The matrix product for what the library has no algorithm for (odd sizes in 16 bits, foreign alignments), the rounding of
+// f32 operands to the type that they are multiplied in, and the turning of weights that multiply faster the other way round.
 #include "prelude.cuh"
 
 #define TILE 64
@@ -60,4 +60,19 @@ extern "C" __global__ void __launch_bounds__(256) gemm(
 extern "C" __global__ void round_operand(const float* from, real* to, u64 elements) {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += (u64)gridDim.x * blockDim.x)
         to[i] = from_float<real>(from[i]);
+}
+
+// to [columns, rows] = from [rows, columns] with the two changed over. A block of 256 threads moves a tile.
+extern "C" __global__ void __launch_bounds__(256) turn(const real* from, real* to, u32 rows, u32 columns, u32 leading) {
+    __shared__ real tile[TILE][TILE + 2];
+    const u32 row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE, x = threadIdx.x % TILE, y = threadIdx.x / TILE;
+#pragma unroll 4
+    for (u32 r = y; r < TILE; r += 256 / TILE) {
+        if (row0 + r < rows && column0 + x < columns) tile[r][x] = from[(u64)(row0 + r) * leading + column0 + x];
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (u32 c = y; c < TILE; c += 256 / TILE) {
+        if (column0 + c < columns && row0 + x < rows) to[(u64)(column0 + c) * rows + row0 + x] = tile[x][c];
+    }
 }

@@ -16,6 +16,14 @@
 #define WIDE 1
 #endif
 
+// What `*_grads` sum over rows besides the gradient of the gain: that of a shift, and the rows of their result.
+#ifndef SHIFTS
+#define SHIFTS 0
+#endif
+#ifndef SUMS_ROWS
+#define SUMS_ROWS 0
+#endif
+
 constexpr int W = WIDE ? WIDTH : 1;
 constexpr int THREADS = TEAM <= 32 ? 256 : TEAM;
 constexpr int ROWS = THREADS / TEAM;
@@ -185,6 +193,123 @@ __device__ __forceinline__ void norm_grad(const real* __restrict__ d_y, const re
     }
 }
 
+// The same, and on the way the sums over rows that are gradients of the norm's parameters and of a bias: of d_y·x̂, of d_y,
+// and of what is stored in d_x. A thread sums its columns over the rows of its team, a block adds its teams' sums in order
+// and leaves them in `partials` [blocks, SUMS, columns].
+constexpr int SUMS = 1 + SHIFTS + SUMS_ROWS;
+constexpr int SUM_THREADS = TEAM <= 32 ? 128 : TEAM, SUM_TEAMS = SUM_THREADS / TEAM;
+constexpr int SUM_BLOCKS = SUM_THREADS > 128 ? 1 : (PACKS <= 3 ? 3 : 2) * 128 / SUM_THREADS;
+
+template <bool CENTRES>
+__device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const real* __restrict__ x,
+                                           const real* __restrict__ gain, const float* __restrict__ means,
+                                           const float* __restrict__ rstds, const real* __restrict__ other,
+                                           real* __restrict__ d_x, float* __restrict__ partials, u64 rows,
+                                           u32 columns) {
+    const u32 lane = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
+    float sums[SUMS][PACKS][W];
+#pragma unroll
+    for (int s = 0; s < SUMS; s++) {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+#pragma unroll
+            for (int e = 0; e < W; e++) sums[s][k][e] = 0.0f;
+        }
+    }
+    for (u64 first = (u64)blockIdx.x * SUM_TEAMS; first < rows; first += (u64)gridDim.x * SUM_TEAMS) {
+        const u64 row = first + team, at = row * columns;
+        const bool lives = row < rows;
+        Kept<W> ds[PACKS], xs[PACKS], others[PACKS];
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) {
+                ds[k].load(d_y + at + column);
+                xs[k].load(x + at + column);
+                others[k].load(other + at + column);
+            }
+        }
+        const float rstd = lives ? rstds[row] : 0.0f;
+        const float mean = CENTRES && lives ? means[row] : 0.0f;
+        float scaled = 0.0f, product = 0.0f;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) {
+                float d[W], normal[W], gains[W];
+                ds[k].get(d);
+                xs[k].get(normal);
+                load(gain + column, gains);
+#pragma unroll
+                for (int e = 0; e < W; e++) {
+                    const float g = d[e] * gains[e], hat = (normal[e] - mean) * rstd;
+                    scaled += g;
+                    product += g * hat;
+                    sums[0][k][e] += d[e] * hat;
+                    if (SHIFTS) sums[SHIFTS][k][e] += d[e];
+                }
+            }
+        }
+        const float mean_scaled = CENTRES ? team_sum(scaled) / (float)columns : 0.0f;
+        const float mean_product = team_sum(product) / (float)columns;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (lives && column < columns) {
+                float d[W], normal[W], gains[W], before[W];
+                ds[k].get(d);
+                xs[k].get(normal);
+                others[k].get(before);
+                load(gain + column, gains);
+#pragma unroll
+                for (int e = 0; e < W; e++) {
+                    const float inner = d[e] * gains[e] - mean_scaled - (normal[e] - mean) * rstd * mean_product;
+                    d[e] = rstd * inner + before[e];
+                }
+                ds[k].set(d);
+                ds[k].save(d_x + at + column);
+                if constexpr (SUMS_ROWS) {
+                    ds[k].get(d);
+#pragma unroll
+                    for (int e = 0; e < W; e++) sums[SUMS - 1][k][e] += d[e];
+                }
+            }
+        }
+    }
+    float* to = partials + (u64)blockIdx.x * SUMS * columns;
+    if constexpr (SUM_TEAMS == 1) {
+#pragma unroll
+        for (int s = 0; s < SUMS; s++) {
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                const u32 column = (k * TEAM + lane) * W;
+#pragma unroll
+                for (int e = 0; e < W; e++) {
+                    if (column < columns) to[s * columns + column + e] = sums[s][k][e];
+                }
+            }
+        }
+    } else {
+        constexpr u32 ROW = TEAM * PACKS * W;
+        __shared__ float parts[SUM_TEAMS * ROW];
+#pragma unroll
+        for (int s = 0; s < SUMS; s++) {
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+#pragma unroll
+                for (int e = 0; e < W; e++) parts[team * ROW + (k * TEAM + lane) * W + e] = sums[s][k][e];
+            }
+            __syncthreads();
+            for (u32 column = threadIdx.x; column < columns; column += SUM_THREADS) {
+                float sum = 0.0f;
+                for (u32 part = 0; part < SUM_TEAMS; part++) sum += parts[part * ROW + column];
+                to[s * columns + column] = sum;
+            }
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const real* x, const real* gain, const real* shift, real* y, float* means, float* rstds, u64 rows,
                u32 columns, float eps) {
@@ -218,4 +343,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_grad(const real* d_y, const real* x, const real* gain, const float* rstds, const real* other, real* d_x,
                   u64 rows, u32 columns) {
     norm_grad<false>(d_y, x, gain, nullptr, rstds, other, d_x, rows, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS)
+    layer_norm_grads(const real* d_y, const real* x, const real* gain, const float* means, const float* rstds,
+                     const real* other, real* d_x, float* partials, u64 rows, u32 columns) {
+    norm_grads<true>(d_y, x, gain, means, rstds, other, d_x, partials, rows, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS)
+    rms_norm_grads(const real* d_y, const real* x, const real* gain, const float* rstds, const real* other, real* d_x,
+                   float* partials, u64 rows, u32 columns) {
+    norm_grads<false>(d_y, x, gain, nullptr, rstds, other, d_x, partials, rows, columns);
 }

@@ -106,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Adds the chunks' sums of 32 columns (blockIdx.x) of one of the sums (blockIdx.y): every warp those of every 32nd
 // chunk, then all warps.
 extern "C" __global__ void __launch_bounds__(1024)
-    finish_columns(const float* __restrict__ partials, float* first, float* second, u32 columns, u32 chunks, u32 adds) {
+    finish_columns(const float* __restrict__ partials, float* first, float* second, float* third, u32 columns,
+                   u32 chunks, u32 adds) {
     __shared__ float sums[32][33];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     const float* from = partials + (u64)blockIdx.y * columns + column;
@@ -122,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     const u32 own = blockIdx.x * 32 + warp;
     const float total = warp_sum(sums[lane][warp]);
     if (lane == 0 && own < columns) {
-        float* to = (blockIdx.y == 0 ? first : second) + own;
+        float* to = (blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third) + own;
         *to = adds ? *to + total : total;
     }
 }

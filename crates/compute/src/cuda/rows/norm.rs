@@ -5,12 +5,21 @@ use super::{
         call::{Arg, Builder, Grid},
         modules::Source,
     },
-    Launch, THREADS, all_aligned, count, most_blocks, width,
+    Launch, THREADS, all_aligned, count, most_blocks,
+    reduce::finish_columns,
+    width,
 };
-use crate::{error::Result, tensor::DType};
+use crate::{device::View, error::Result, kernel::NormGrads, tensor::DType};
 
 /// The most packs of a row that a thread keeps, before more threads share the row.
 const MOST_PACKS: usize = 8;
+/// The same where a thread keeps sums of its columns, too.
+const MOST_SUMMED_PACKS: usize = 5;
+/// Threads of a block that sums.
+const SUM_THREADS: usize = 128;
+/// Blocks that sum: what a large card runs at a time, at three or two to a multiprocessor. Constants, because they decide the order
+/// of sums.
+const SUM_BLOCKS: [usize; 2] = [396, 264];
 
 /// How threads share a row; see the kernels.
 struct Teams {
@@ -21,15 +30,23 @@ struct Teams {
 
 impl Teams {
     fn new(real: DType, columns: usize, accesses: &[Arg]) -> Self {
+        Teams::with_packs(MOST_PACKS, real, columns, accesses)
+    }
+
+    fn with_packs(most: usize, real: DType, columns: usize, accesses: &[Arg]) -> Self {
         let is_wide = all_aligned(accesses) && columns.is_multiple_of(width(real));
         let packs = columns.div_ceil(if is_wide { width(real) } else { 1 }).max(1);
         // Up to a warp, a pack per thread; then as many packs as registers hold; then whole blocks.
         let team = match packs {
             _ if packs <= 32 => packs.next_power_of_two(),
-            _ if packs <= 32 * MOST_PACKS => 32,
-            _ => packs.div_ceil(MOST_PACKS).next_power_of_two().min(1024),
+            _ if packs <= 32 * most => 32,
+            _ => packs.div_ceil(most).next_power_of_two().min(1024),
         };
         Teams { team, packs: packs.div_ceil(team), is_wide }
+    }
+
+    fn defines(&self) -> [(&'static str, usize); 3] {
+        [("TEAM", self.team), ("PACKS", self.packs), ("WIDE", usize::from(self.is_wide))]
     }
 
     fn add(
@@ -40,7 +57,7 @@ impl Teams {
         rows: usize,
         arguments: &[Arg],
     ) -> Result<()> {
-        let defines = [("TEAM", self.team), ("PACKS", self.packs), ("WIDE", usize::from(self.is_wide))];
+        let defines = self.defines();
         let (threads, rows_at_once) =
             if self.team <= 32 { (THREADS, THREADS / self.team) } else { (self.team, 1) };
         let blocks = rows.div_ceil(rows_at_once).clamp(1, most_blocks(builder));
@@ -121,4 +138,32 @@ fn gradient(
         before.iter().chain(other).map(|view| builder.pointer(view)).chain([d_x]).collect();
     arguments.extend([d_x, count(rows), columns.into()]);
     Teams::new(real, columns, &accesses).add(builder, name, real, rows, &arguments)
+}
+
+/// All gradients of a norm; see [`NormGrads`] for the operands.
+pub(super) fn grads(builder: &mut Builder<'_>, launch: Launch<'_>, of: NormGrads) -> Result<()> {
+    let (other, own) = launch.inputs.split_last().expect("checked at bind");
+    let (d_x, sums) = launch.outputs.split_first().expect("checked at bind");
+    let (before, statistics) = own.split_at(3);
+    let real = launch.real(before.iter().chain([other, d_x]))?;
+    launch.ensure_f32(statistics.iter().chain(sums))?;
+    let columns = before[2].of.shape.elements();
+    let rows = before[0].of.shape.elements() / columns;
+
+    let at = |view: &View| builder.pointer(view);
+    let accesses: Vec<Arg> = before.iter().chain([other, d_x]).map(at).collect();
+    let mut arguments: Vec<Arg> = own.iter().map(at).collect();
+    let teams = Teams::with_packs(MOST_SUMMED_PACKS, real, columns, &accesses);
+    let (threads, rows_at_once) =
+        if teams.team <= 32 { (SUM_THREADS, SUM_THREADS / teams.team) } else { (teams.team, 1) };
+    let most = SUM_BLOCKS[usize::from(teams.packs > 3)] * SUM_THREADS / threads.min(SUM_THREADS);
+    let blocks = rows.div_ceil(rows_at_once).clamp(1, most);
+    let partials = builder.scratch(4 * blocks * sums.len() * columns);
+    arguments.extend([builder.pointer(other), builder.pointer(d_x), partials, count(rows), columns.into()]);
+    let name = if of.centred { "layer_norm_grads" } else { "rms_norm_grads" };
+    let mut defines = teams.defines().to_vec();
+    defines.extend([("SHIFTS", usize::from(of.shift)), ("SUMS_ROWS", usize::from(of.bias))]);
+    let grid = Grid::new(blocks, threads as u32);
+    builder.kernel(Source::Norm, name, real, &defines, grid, &arguments)?;
+    finish_columns(builder, real, partials, sums, [blocks, columns], of.add)
 }

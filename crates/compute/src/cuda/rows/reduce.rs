@@ -59,9 +59,8 @@ pub(in super::super) fn finish_columns(
     [chunks, columns]: [usize; 2],
     adds: bool,
 ) -> Result<()> {
-    let first = builder.pointer(&outputs[0]);
-    let second = outputs.get(1).map_or(Arg::Pointer(0), |view| builder.pointer(view));
-    let arguments = [partials, first, second, columns.into(), chunks.into(), flag(adds)];
+    let to = |index: usize| outputs.get(index).map_or(Arg::Pointer(0), |view| builder.pointer(view));
+    let arguments = [partials, to(0), to(1), to(2), columns.into(), chunks.into(), flag(adds)];
     let blocks = [columns.div_ceil(32) as u32, outputs.len() as u32, 1];
     let grid = Grid { blocks, threads: 1024, shared_bytes: 0 };
     builder.kernel(Source::Reduce, "finish_columns", real, &[("WIDE", 1)], grid, &arguments)
