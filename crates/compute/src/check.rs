@@ -108,6 +108,17 @@ impl Rule<'_> {
                 }
                 self.outputs(&expected)
             }
+            Kernel::JointSiluGate => {
+                self.count(1, 1)?;
+                let half = self.half()?;
+                self.outputs(&Op::SiluGate.outputs(&[half, half])?)
+            }
+            Kernel::JointSiluGateGrad => {
+                self.count(2, 1)?;
+                let half = self.half()?;
+                Op::SiluGateGrad.outputs(&[half, half, inputs[1]])?;
+                self.outputs(&inputs[..1])
+            }
             &Kernel::LinearGelu { bias, products } => {
                 let h = Op::Linear { bias, products }.outputs(inputs)?[0];
                 self.outputs(&[h, h])
@@ -177,6 +188,14 @@ impl Rule<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The type of either half of the first input's columns.
+    fn half(&self) -> Result<TensorType> {
+        let joint = self.inputs[0];
+        let columns = joint.shape.columns();
+        self.ensure(columns.is_multiple_of(2), "gate and up must have as many columns")?;
+        Ok(TensorType { shape: joint.shape.with_columns(columns / 2), dtype: joint.dtype })
     }
 
     /// The types of queries, keys and values that lie side by side.

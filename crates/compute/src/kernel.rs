@@ -56,6 +56,10 @@ pub enum Kernel {
     RmsNormGradAdd,
     /// Fused gradients of a norm, its parameters and the residual around it. See [`NormGrads`].
     NormGrads(NormGrads),
+    /// A gate whose operands are columns of one tensor: `(gate and up [..,2·H]) → [..,H]`.
+    JointSiluGate,
+    /// `(gate and up, d_y) → d_gate and d_up [..,2·H]`.
+    JointSiluGateGrad,
     /// Fused product and activation: `(x, w, b if bias) → h = x·wᵀ + b, GELU(h)`.
     LinearGelu {
         /// Whether there is a bias operand.
@@ -191,6 +195,8 @@ impl Kernel {
             Kernel::RmsNormGradAdd => "rms_norm_grad_add",
             Kernel::NormGrads(NormGrads { centred: true, .. }) => "layer_norm_grads",
             Kernel::NormGrads(_) => "rms_norm_grads",
+            Kernel::JointSiluGate => "joint_silu_gate",
+            Kernel::JointSiluGateGrad => "joint_silu_gate_grad",
             Kernel::LinearGelu { .. } => "linear_gelu",
             Kernel::LinearGradGelu { .. } => "linear_grad_gelu",
             Kernel::JointAttention(_) => "joint_attention",
@@ -314,6 +320,17 @@ impl Kernel {
                 expansion.step(Kernel::Op(Op::Add), vec![Input(other), d_x], vec![Output(0)]);
             }
             Kernel::NormGrads(of) => expand_norm_grads(&mut expansion, *of, inputs, outputs),
+            Kernel::JointSiluGate => {
+                let halves = expand_halves(&mut expansion, inputs[0]);
+                expansion.step(Kernel::Op(Op::SiluGate), halves.to_vec(), vec![Output(0)]);
+            }
+            Kernel::JointSiluGateGrad => {
+                let [gate, up] = expand_halves(&mut expansion, inputs[0]);
+                let gradients = vec![expansion.temporary(inputs[1]), expansion.temporary(inputs[1])];
+                let gradient = Kernel::Op(Op::SiluGateGrad);
+                expansion.step(gradient, vec![gate, up, Input(1)], gradients.clone());
+                expansion.step(Kernel::Op(Op::Concat), gradients, vec![Output(0)]);
+            }
             &Kernel::LinearGelu { bias, products } => {
                 let operands = (0..inputs.len()).map(Input).collect();
                 expansion.step(Kernel::Op(Op::Linear { bias, products }), operands, vec![Output(0)]);
@@ -385,6 +402,15 @@ fn expand_split(
     let split = Kernel::Op(Op::Split { sizes: sizes.to_vec() });
     expansion.step(split, vec![Operand::Input(input)], parts.clone());
     parts
+}
+
+/// Splits the first input into two halves of its columns.
+fn expand_halves(expansion: &mut Expansion, of: TensorType) -> [Operand; 2] {
+    let half = of.shape.columns() / 2;
+    let halves = [0, 1].map(|_| expansion.temporary(with_columns(of, half)));
+    let split = Kernel::Op(Op::Split { sizes: vec![half, half] });
+    expansion.step(split, vec![Operand::Input(0)], halves.to_vec());
+    halves
 }
 
 fn expand_norm_grads(
@@ -505,7 +531,10 @@ pub const CARD_LOGITS: usize = 1 << 29;
 /// Rows of logits a fused head keeps at a time, so that their elements are at most so many, or 96 rows where even those are
 /// more. Chunks are as equal as can be.
 pub fn head_chunk_rows(x: Shape, vocabulary: usize, elements: usize) -> usize {
+    /// Whole numbers of these are the fastest for a card's library.
+    const WHOLE_ROWS: usize = 4096;
     let most = (elements / vocabulary.max(1)).clamp(96, (elements >> 15).max(96));
+    let most = if most > WHOLE_ROWS { most / WHOLE_ROWS * WHOLE_ROWS } else { most };
     let rows = x.rows().max(1);
     rows.div_ceil(rows.div_ceil(most)).next_multiple_of(8).min(rows)
 }

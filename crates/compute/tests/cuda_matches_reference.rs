@@ -44,11 +44,24 @@ fn slack(case: &Case) -> f64 {
 }
 
 #[test]
-fn every_kernel_matches_the_reference_in_every_type() {
+fn every_kernel_matches_the_reference_in_f32() {
+    check_all(&all());
+}
+
+#[test]
+fn every_kernel_matches_the_reference_in_bf16() {
+    check_all(&narrowed(&all(), DType::BF16));
+}
+
+#[test]
+fn every_kernel_matches_the_reference_in_f16() {
+    check_all(&narrowed(&all(), DType::F16));
+}
+
+fn check_all(cases: &[Case]) {
     let Some(mut cuda) = cuda() else { return };
     let mut failures = Vec::new();
-    let cases = cases();
-    for case in &cases {
+    for case in cases {
         let failure = match run(&mut cuda, case) {
             Ok(actual) => compare_within(slack(case), case, &actual, &case.expected()).err(),
             Err(error) => Some(format!("{error}, in {}", case.name())),

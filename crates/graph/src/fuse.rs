@@ -4,6 +4,7 @@
 //! what was there. Rules never move a write to state across another write to the same state.
 
 mod attention;
+mod gate;
 mod norms;
 mod pairs;
 
@@ -22,6 +23,7 @@ pub(crate) fn apply(graph: &mut Graph, head_elements: usize) {
     while pairs::fuse_one_product_and_gelu(graph) {}
     while pairs::fuse_one_product_and_gelu_gradient(graph) {}
     while attention::fuse_one_split(graph) {}
+    while gate::fuse_one_split(graph) {}
     drop_unread(graph);
 }
 

@@ -60,6 +60,8 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
+        | Kernel::JointSiluGate
+        | Kernel::JointSiluGateGrad
         | Kernel::Quantise(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::Guard(_)
@@ -86,6 +88,8 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),
         Kernel::RmsNormGradAdd => rows::norm::rms_norm_grad_input(context, operands, true),
         Kernel::NormGrads(of) => rows::norm::norm_grads(context, operands, *of),
+        Kernel::JointSiluGate => rows::pointwise::joint_silu_gate(context, operands),
+        Kernel::JointSiluGateGrad => rows::pointwise::joint_silu_gate_grad(context, operands),
         &Kernel::LinearGelu { bias, products } => {
             let (simd, product) = (context.simd, linear(operands, bias, products));
             let outputs = [operands.output(0), operands.output(1)];

@@ -105,6 +105,8 @@ pub(super) fn add(
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
         | Kernel::NormGrads(_)
+        | Kernel::JointSiluGate
+        | Kernel::JointSiluGateGrad
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
         | Kernel::Quantise(_)

@@ -57,6 +57,10 @@ pub(super) fn add(
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,
         Kernel::RmsNormGradAdd => norm::rms_norm_grad(builder, launch)?,
         Kernel::NormGrads(of) => norm::grads(builder, launch, *of)?,
+        Kernel::JointSiluGate => pointwise::joint_gate(builder, launch, "joint_silu_gate", &outputs[0])?,
+        Kernel::JointSiluGateGrad => {
+            pointwise::joint_gate(builder, launch, "joint_silu_gate_grad", &inputs[1])?;
+        }
         Kernel::GlobalNorm => reduce::global_norm(builder, launch)?,
         Kernel::Guard(of) => update::guard(builder, launch, of)?,
         Kernel::Adam(of) => update::adam(builder, launch, of)?,

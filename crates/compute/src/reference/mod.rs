@@ -148,6 +148,8 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
         | Kernel::NormGrads(_)
+        | Kernel::JointSiluGate
+        | Kernel::JointSiluGateGrad
         | Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)

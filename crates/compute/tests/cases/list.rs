@@ -153,6 +153,13 @@ fn activations(cases: &mut Vec<Case>) {
         }
         cases.push(op(Op::SiluGate, vec![wide(4), random(dims, 5)], 1));
         cases.push(op(Op::SiluGateGrad, vec![wide(6), random(dims, 7), random(dims, 8)], 1));
+        let joint = Shape::new(dims).with_columns(2 * dims[dims.len() - 1]);
+        let gate_up = vec![map(random(joint.dims(), 13), |x| 2.0 * x)];
+        let outputs = vec![random(dims, 14)];
+        cases.push(Case { kernel: Kernel::JointSiluGate, inputs: gate_up.clone(), outputs, terms: 1 });
+        let inputs = [gate_up, vec![random(dims, 15)]].concat();
+        let outputs = vec![random(joint.dims(), 16)];
+        cases.push(Case { kernel: Kernel::JointSiluGateGrad, inputs, outputs, terms: 1 });
     }
     // Far from zero activations are 0 or x, their slopes 0 or 1, and nothing overflows on the way.
     let far = || reals(&[9], vec![-1e30, -90.0, -40.0, -9.0, -0.0, 0.0, 9.0, 40.0, 1e3]);

@@ -8,7 +8,7 @@ use super::{
         simd::Simd,
         vector::{self, DropMask},
     },
-    TILE_ELEMENTS,
+    TILE_ELEMENTS, tile_rows,
 };
 use crate::philox::drop_threshold;
 
@@ -44,6 +44,33 @@ pub(in super::super) fn silu_gate_grad(context: &mut Context<'_>, operands: &mut
         let range = d_gate.column_range();
         let (gate, up, d_y) = (&gate[range.clone()], &up[range.clone()], &d_y[range]);
         vector::silu_gate_grad(simd, gate, up, d_y, d_gate.into_slice(), d_up.into_slice());
+    });
+}
+
+/// Gates and what they let through lie side by side in the rows of one tensor.
+pub(in super::super) fn joint_silu_gate(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+    let (simd, gate_up) = (context.simd, operands.input(0));
+    let columns = operands.output_type(0).shape.columns();
+    let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
+    for_tiles(context.pool, [grid], |[mut y], _| {
+        for row in y.row_range() {
+            let (gate, up) = gate_up[2 * row * columns..2 * (row + 1) * columns].split_at(columns);
+            vector::silu_gate(simd, gate, up, y.row_mut(row - y.row));
+        }
+    });
+}
+
+pub(in super::super) fn joint_silu_gate_grad(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+    let (simd, gate_up, d_y) = (context.simd, operands.input(0), operands.input(1));
+    let columns = operands.input_type(1).shape.columns();
+    let grid = Grid::rows(operands.output(0), 2 * columns, tile_rows(2 * columns));
+    for_tiles(context.pool, [grid], |[mut d_gate_up], _| {
+        for row in d_gate_up.row_range() {
+            let (gate, up) = gate_up[2 * row * columns..2 * (row + 1) * columns].split_at(columns);
+            let d_y = &d_y[row * columns..(row + 1) * columns];
+            let (d_gate, d_up) = d_gate_up.row_mut(row - d_gate_up.row).split_at_mut(columns);
+            vector::silu_gate_grad(simd, gate, up, d_y, d_gate, d_up);
+        }
     });
 }
 

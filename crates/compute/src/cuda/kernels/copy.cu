@@ -7,17 +7,6 @@
 
 constexpr u32 THREADS = 256;
 
-// Place `index` in rows of `length`: a division in 32 bits where that is enough.
-__device__ __forceinline__ void locate(u64 index, u32 length, u64& row, u32& column) {
-    if (index >> 32) {
-        row = index / length;
-        column = (u32)(index % length);
-    } else {
-        row = (u32)index / length;
-        column = (u32)index % length;
-    }
-}
-
 template <typename Unit>
 __device__ __forceinline__ void copy_columns(const Unit* from, Unit* to, u64 rows, u32 length, u64 from_stride,
                                              u64 to_stride) {

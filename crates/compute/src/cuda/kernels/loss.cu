@@ -198,15 +198,6 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     }
 }
 
-__device__ __forceinline__ void copy_ahead(uint4* to, const real* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
-}
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int GROUPS> __device__ __forceinline__ void wait_for_all_but() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
-}
-
 // The loss of every row and, where there are d_losses, the gradient in the logits' place. Rows are `leading` elements
 // apart; what lies between them is left alone. KEEPS a row's packs in shared memory, so that logits are read once: all
 // copies are under way before the first is used, and every thread waits for its own alone, in four groups. Otherwise

@@ -196,9 +196,68 @@ __device__ __forceinline__ void norm_grad(const real* __restrict__ d_y, const re
 // The same, and on the way the sums over rows that are gradients of the norm's parameters and of a bias: of d_y·x̂, of d_y,
 // and of what is stored in d_x. A thread sums its columns over the rows of its team, a block adds its teams' sums in order
 // and leaves them in `partials` [blocks, SUMS, columns].
+//
+// Sums leave few registers, and so few threads, to wait for memory. Where a warp has a row, the next row is therefore copied
+// into shared memory while the last one is worked on.
 constexpr int SUMS = 1 + SHIFTS + SUMS_ROWS;
 constexpr int SUM_THREADS = TEAM <= 32 ? 128 : TEAM, SUM_TEAMS = SUM_THREADS / TEAM;
-constexpr int SUM_BLOCKS = SUM_THREADS > 128 ? 1 : (PACKS <= 3 ? 3 : 2) * 128 / SUM_THREADS;
+constexpr int SUM_BLOCKS = SUM_THREADS > 128 ? 1 : (PACKS <= 3 ? 4 : PACKS <= 4 ? 3 : 2) * 128 / SUM_THREADS;
+
+// The rows of d_y, x and other that a thread works on, one after the other.
+struct RowsInTurn {
+    const real* from[3];
+    u64 rows, step;
+    u32 columns, lane;
+#if WIDE && TEAM == 32
+    // Shared memory: [2, 3, PACKS, SUM_THREADS] packs. A thread reads what it copied itself.
+    uint4* kept;
+    u32 turn;
+    __device__ __forceinline__ uint4* place(u32 turn, int part, int k) const {
+        return kept + (((turn % 2) * 3 + part) * PACKS + k) * SUM_THREADS + threadIdx.x;
+    }
+    __device__ __forceinline__ void ask(u64 row, u32 turn) const {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (row < rows && column < columns) {
+#pragma unroll
+                for (int part = 0; part < 3; part++) copy_ahead(place(turn, part, k), from[part] + row * columns + column);
+            }
+        }
+        end_group();
+    }
+    __device__ __forceinline__ void begin(uint4* shared, u64 row) {
+        kept = shared;
+        turn = 0;
+        ask(row, 0);
+    }
+    __device__ __forceinline__ void take(u64 row) {
+        ask(row + step, turn + 1);
+        wait_for_all_but<1>();
+    }
+    __device__ __forceinline__ Kept<W> get(int part, int k) const {
+        Kept<W> pack;
+        pack.raw = *place(turn, part, k);
+        return pack;
+    }
+    __device__ __forceinline__ void end_row() { turn++; }
+#else
+    Kept<W> packs[3][PACKS];
+    __device__ __forceinline__ void begin(uint4*, u64) {}
+    __device__ __forceinline__ void take(u64 row) {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + lane) * W;
+            if (row < rows && column < columns) {
+#pragma unroll
+                for (int part = 0; part < 3; part++) packs[part][k].load(from[part] + row * columns + column);
+            }
+        }
+    }
+    __device__ __forceinline__ Kept<W> get(int part, int k) const { return packs[part][k]; }
+    __device__ __forceinline__ void end_row() {}
+#endif
+};
 
 template <bool CENTRES>
 __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const real* __restrict__ x,
@@ -206,6 +265,7 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
                                            const float* __restrict__ rstds, const real* __restrict__ other,
                                            real* __restrict__ d_x, float* __restrict__ partials, u64 rows,
                                            u32 columns) {
+    extern __shared__ uint4 shared[];
     const u32 lane = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
     float sums[SUMS][PACKS][W];
 #pragma unroll
@@ -216,29 +276,22 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
             for (int e = 0; e < W; e++) sums[s][k][e] = 0.0f;
         }
     }
-    for (u64 first = (u64)blockIdx.x * SUM_TEAMS; first < rows; first += (u64)gridDim.x * SUM_TEAMS) {
+    RowsInTurn in{{d_y, x, other}, rows, (u64)gridDim.x * SUM_TEAMS, columns, lane};
+    in.begin(shared, (u64)blockIdx.x * SUM_TEAMS + team);
+    for (u64 first = (u64)blockIdx.x * SUM_TEAMS; first < rows; first += in.step) {
         const u64 row = first + team, at = row * columns;
         const bool lives = row < rows;
-        Kept<W> ds[PACKS], xs[PACKS], others[PACKS];
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            const u32 column = (k * TEAM + lane) * W;
-            if (lives && column < columns) {
-                ds[k].load(d_y + at + column);
-                xs[k].load(x + at + column);
-                others[k].load(other + at + column);
-            }
-        }
         const float rstd = lives ? rstds[row] : 0.0f;
         const float mean = CENTRES && lives ? means[row] : 0.0f;
+        in.take(row);
         float scaled = 0.0f, product = 0.0f;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const u32 column = (k * TEAM + lane) * W;
             if (lives && column < columns) {
                 float d[W], normal[W], gains[W];
-                ds[k].get(d);
-                xs[k].get(normal);
+                in.get(0, k).get(d);
+                in.get(1, k).get(normal);
                 load(gain + column, gains);
 #pragma unroll
                 for (int e = 0; e < W; e++) {
@@ -257,24 +310,26 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
             const u32 column = (k * TEAM + lane) * W;
             if (lives && column < columns) {
                 float d[W], normal[W], gains[W], before[W];
-                ds[k].get(d);
-                xs[k].get(normal);
-                others[k].get(before);
+                in.get(0, k).get(d);
+                in.get(1, k).get(normal);
+                in.get(2, k).get(before);
                 load(gain + column, gains);
 #pragma unroll
                 for (int e = 0; e < W; e++) {
                     const float inner = d[e] * gains[e] - mean_scaled - (normal[e] - mean) * rstd * mean_product;
                     d[e] = rstd * inner + before[e];
                 }
-                ds[k].set(d);
-                ds[k].save(d_x + at + column);
+                Kept<W> stored;
+                stored.set(d);
+                stored.save(d_x + at + column);
                 if constexpr (SUMS_ROWS) {
-                    ds[k].get(d);
+                    stored.get(d);
 #pragma unroll
                     for (int e = 0; e < W; e++) sums[SUMS - 1][k][e] += d[e];
                 }
             }
         }
+        in.end_row();
     }
     float* to = partials + (u64)blockIdx.x * SUMS * columns;
     if constexpr (SUM_TEAMS == 1) {
@@ -290,8 +345,9 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
             }
         }
     } else {
+        // Rows were asked for past the last one, of which nothing came: shared memory is free.
         constexpr u32 ROW = TEAM * PACKS * W;
-        __shared__ float parts[SUM_TEAMS * ROW];
+        float* parts = reinterpret_cast<float*>(shared);
 #pragma unroll
         for (int s = 0; s < SUMS; s++) {
             __syncthreads();

@@ -96,25 +96,90 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               [](const float (&in)[2], float (&out)[1]) { out[0] = in[1] * 2.0f * positive(in[0]); });
 }
 
+__device__ __forceinline__ float silu_gate_of(float gate, float up) {
+    // The decay overflows to infinity where the quotient is zero.
+    return divide_real(gate, 1.0f + exp_real(-gate)) * up;
+}
+
+__device__ __forceinline__ void silu_gate_slopes(float gate, float up, float d_y, float& d_gate, float& d_up) {
+    const float decay = exp_real(-gate);
+    const float sigmoid = divide_real(1.0f, 1.0f + decay);
+    const float silu = gate * sigmoid;
+    // 1 − σ loses its digits where σ is near 1, and the product is not a number where the decay overflows.
+    const float rest = gate < 0.0f ? 1.0f - sigmoid : decay * sigmoid;
+    d_gate = d_y * up * (sigmoid + silu * rest);
+    d_up = d_y * silu;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     silu_gate(const real* gate, const real* up, real* y, u64 n, u32 wide) {
-    map<2, 1>({gate, up}, {y}, n, wide, [](const float (&in)[2], float (&out)[1]) {
-        // The decay overflows to infinity where the quotient is zero.
-        out[0] = divide_real(in[0], 1.0f + exp_real(-in[0])) * in[1];
-    });
+    map<2, 1>({gate, up}, {y}, n, wide,
+              [](const float (&in)[2], float (&out)[1]) { out[0] = silu_gate_of(in[0], in[1]); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     silu_gate_grad(const real* gate, const real* up, const real* d_y, real* d_gate, real* d_up, u64 n, u32 wide) {
     map<3, 2>({gate, up, d_y}, {d_gate, d_up}, n, wide, [](const float (&in)[3], float (&out)[2]) {
-        const float decay = exp_real(-in[0]);
-        const float sigmoid = divide_real(1.0f, 1.0f + decay);
-        const float silu = in[0] * sigmoid;
-        // 1 − σ loses its digits where σ is near 1, and the product is not a number where the decay overflows.
-        const float rest = in[0] < 0.0f ? 1.0f - sigmoid : decay * sigmoid;
-        out[0] = in[2] * in[1] * (sigmoid + silu * rest);
-        out[1] = in[2] * silu;
+        silu_gate_slopes(in[0], in[1], in[2], out[0], out[1]);
     });
+}
+
+// f(at, joint) for every pack of W neighbours in n elements of rows of `columns`: `at` is its place there, `joint` that of
+// the same columns in the first half of rows twice as long.
+template <int W, typename F> __device__ __forceinline__ void for_halves(u64 n, u32 columns, F f) {
+    const u64 packs = n / W, step = (u64)gridDim.x * THREADS;
+#pragma unroll 2
+    for (u64 pack = (u64)blockIdx.x * THREADS + threadIdx.x; pack < packs; pack += step) {
+        u64 row;
+        u32 column;
+        locate(pack, columns / W, row, column);
+        f(pack * W, row * 2 * columns + column * W);
+    }
+}
+
+// Gates and what they let through lie side by side in the rows of one tensor.
+template <int W>
+__device__ __forceinline__ void joint_gate(const real* __restrict__ gate_up, real* __restrict__ y, u64 n, u32 columns) {
+    for_halves<W>(n, columns, [=](u64 at, u64 joint) {
+        float gate[W], up[W];
+        load(gate_up + joint, gate);
+        load(gate_up + joint + columns, up);
+#pragma unroll
+        for (int e = 0; e < W; e++) gate[e] = silu_gate_of(gate[e], up[e]);
+        store(y + at, gate);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    joint_silu_gate(const real* gate_up, real* y, u64 n, u32 columns, u32 wide) {
+    if (wide) joint_gate<WIDTH>(gate_up, y, n, columns);
+    else joint_gate<1>(gate_up, y, n, columns);
+}
+
+template <int W>
+__device__ __forceinline__ void joint_gate_grad(const real* __restrict__ gate_up, const real* __restrict__ d_y,
+                                                real* __restrict__ d_gate_up, u64 n, u32 columns) {
+    for_halves<W>(n, columns, [=](u64 at, u64 joint) {
+        float gate[W], up[W], d[W];
+        load(gate_up + joint, gate);
+        load(gate_up + joint + columns, up);
+        load(d_y + at, d);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            float d_gate, d_up;
+            silu_gate_slopes(gate[e], up[e], d[e], d_gate, d_up);
+            gate[e] = d_gate;
+            up[e] = d_up;
+        }
+        store(d_gate_up + joint, gate);
+        store(d_gate_up + joint + columns, up);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    joint_silu_gate_grad(const real* gate_up, const real* d_y, real* d_gate_up, u64 n, u32 columns, u32 wide) {
+    if (wide) joint_gate_grad<WIDTH>(gate_up, d_y, d_gate_up, n, columns);
+    else joint_gate_grad<1>(gate_up, d_y, d_gate_up, n, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add(const real* a, const real* b, real* y, u64 n, u32 wide) {

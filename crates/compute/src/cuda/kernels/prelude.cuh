@@ -142,6 +142,27 @@ template <> struct Kept<1> {
     __device__ __forceinline__ void set(const float (&from)[1]) { raw = from_float<real>(from[0]); }
 };
 
+// Place `index` in rows of `length`: a division in 32 bits where that is enough.
+__device__ __forceinline__ void locate(u64 index, u32 length, u64& row, u32& column) {
+    if (index >> 32) {
+        row = index / length;
+        column = (u32)(index % length);
+    } else {
+        row = (u32)index / length;
+        column = (u32)index % length;
+    }
+}
+
+// Copies of 16 bytes into shared memory that go on while the thread does, in groups; a thread waits for its own alone.
+__device__ __forceinline__ void copy_ahead(uint4* to, const real* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS> __device__ __forceinline__ void wait_for_all_but() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // eˣ and a/b as exactly as the stored type can show: in f32 to the last bits, in halves to about twenty.

@@ -5,7 +5,7 @@ use super::{
         call::{Arg, Builder, Grid},
         modules::Source,
     },
-    Launch, THREADS, all_aligned, count, most_blocks,
+    Launch, THREADS, WIDE_BYTES, all_aligned, count, most_blocks,
     reduce::finish_columns,
     width,
 };
@@ -14,12 +14,19 @@ use crate::{device::View, error::Result, kernel::NormGrads, tensor::DType};
 /// The most packs of a row that a thread keeps, before more threads share the row.
 const MOST_PACKS: usize = 8;
 /// The same where a thread keeps sums of its columns, too.
-const MOST_SUMMED_PACKS: usize = 5;
+const MOST_SUMMED_PACKS: usize = 7;
 /// Threads of a block that sums.
 const SUM_THREADS: usize = 128;
-/// Blocks that sum: what a large card runs at a time, at three or two to a multiprocessor. Constants, because they decide the order
-/// of sums.
-const SUM_BLOCKS: [usize; 2] = [396, 264];
+
+/// Blocks that sum: what a large card runs at a time, at four, three or two to a multiprocessor. It depends on the shape alone,
+/// because it decides the order of sums.
+fn sum_blocks(packs: usize) -> usize {
+    132 * match packs {
+        0..=3 => 4,
+        4 => 3,
+        _ => 2,
+    }
+}
 
 /// How threads share a row; see the kernels.
 struct Teams {
@@ -156,14 +163,22 @@ pub(super) fn grads(builder: &mut Builder<'_>, launch: Launch<'_>, of: NormGrads
     let teams = Teams::with_packs(MOST_SUMMED_PACKS, real, columns, &accesses);
     let (threads, rows_at_once) =
         if teams.team <= 32 { (SUM_THREADS, SUM_THREADS / teams.team) } else { (teams.team, 1) };
-    let most = SUM_BLOCKS[usize::from(teams.packs > 3)] * SUM_THREADS / threads.min(SUM_THREADS);
+    let most = sum_blocks(teams.packs) * SUM_THREADS / threads.min(SUM_THREADS);
     let blocks = rows.div_ceil(rows_at_once).clamp(1, most);
     let partials = builder.scratch(4 * blocks * sums.len() * columns);
     arguments.extend([builder.pointer(other), builder.pointer(d_x), partials, count(rows), columns.into()]);
     let name = if of.centred { "layer_norm_grads" } else { "rms_norm_grads" };
     let mut defines = teams.defines().to_vec();
     defines.extend([("SHIFTS", usize::from(of.shift)), ("SUMS_ROWS", usize::from(of.bias))]);
-    let grid = Grid::new(blocks, threads as u32);
+    // Two rows of three tensors where a warp has a row; otherwise the sums of the teams of a block.
+    let pack_bytes = if teams.is_wide { WIDE_BYTES } else { real.bytes() };
+    let packs = threads * teams.packs;
+    let shared_bytes = match teams.team {
+        32 if teams.is_wide => 6 * packs * pack_bytes,
+        ..=32 => packs * pack_bytes / real.bytes() * size_of::<f32>(),
+        _ => 0,
+    };
+    let grid = Grid { shared_bytes: shared_bytes as u32, ..Grid::new(blocks, threads as u32) };
     builder.kernel(Source::Norm, name, real, &defines, grid, &arguments)?;
     finish_columns(builder, real, partials, sums, [blocks, columns], of.add)
 }

@@ -7,7 +7,7 @@ use super::{
     },
     Launch, THREADS, all_aligned, count, flag, looping, most_blocks, width,
 };
-use crate::{error::Result, philox::drop_threshold};
+use crate::{device::View, error::Result, philox::drop_threshold};
 
 /// A kernel that takes its inputs, its outputs and how many elements each has, all of one type.
 pub(super) fn map(builder: &mut Builder<'_>, launch: Launch<'_>, name: &'static str) -> Result<()> {
@@ -18,6 +18,23 @@ pub(super) fn map(builder: &mut Builder<'_>, launch: Launch<'_>, name: &'static 
     let is_wide = all_aligned(&arguments);
     arguments.extend([count(elements), flag(is_wide)]);
     // A thread takes two packs at a time.
+    let grid = looping(builder, elements.div_ceil(if is_wide { 2 * width(real) } else { 1 }));
+    builder.kernel(Source::Pointwise, name, real, &[], grid, &arguments)
+}
+
+/// A gate whose operands, or whose gradients, lie side by side; `y` is the operand that is half as wide.
+pub(super) fn joint_gate(
+    builder: &mut Builder<'_>,
+    launch: Launch<'_>,
+    name: &'static str,
+    y: &View,
+) -> Result<()> {
+    let real = launch.real(launch.inputs.iter().chain(launch.outputs))?;
+    let (elements, columns) = (y.of.shape.elements(), y.of.shape.columns());
+    let mut arguments: Vec<Arg> =
+        launch.inputs.iter().chain(launch.outputs).map(|view| builder.pointer(view)).collect();
+    let is_wide = all_aligned(&arguments) && columns.is_multiple_of(width(real));
+    arguments.extend([count(elements), columns.into(), flag(is_wide)]);
     let grid = looping(builder, elements.div_ceil(if is_wide { 2 * width(real) } else { 1 }));
     builder.kernel(Source::Pointwise, name, real, &[], grid, &arguments)
 }
