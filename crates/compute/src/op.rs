@@ -56,6 +56,8 @@ pub enum Op {
     Rope {
         /// Whether to turn back, which is the derivative.
         inverse: bool,
+        /// Heads at the end of a row that stay as they are, such as values behind queries and keys.
+        still: usize,
     },
     /// Columns of x in consecutive parts: `(x [..,ΣC]) → [..,C₀], [..,C₁] …`.
     Split {
@@ -258,7 +260,7 @@ impl Op {
                 rule.ensure(gain.shape.dims().len() == 1, "the gain must have one dimension")?;
                 Ok(vec![x, TensorType::new(&[rows], DType::F32)])
             }
-            Op::Rope { .. } => {
+            Op::Rope { still, .. } => {
                 let [x, positions, table] = rule.operands()?;
                 rule.indices(1)?;
                 let head_dim = table.shape.columns();
@@ -271,6 +273,7 @@ impl Op {
                     table.shape.dims().len() == 2 && head_dim % 2 == 0 && x.shape.columns() % head_dim == 0,
                     "the table must be [S,D] with D even and dividing the columns",
                 )?;
+                rule.ensure(still * head_dim <= x.shape.columns(), "no more heads can stay than there are")?;
                 Ok(vec![x])
             }
             Op::Attention(attention) => {

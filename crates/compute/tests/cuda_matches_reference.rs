@@ -16,7 +16,9 @@ fn cuda() -> Option<Cuda> {
 
 fn cuda_with(attention: AttentionBy) -> Option<Cuda> {
     let folders = vec!["/usr/local/cuda/lib64".into()];
-    let options = CudaOptions { folders, attention, ..CudaOptions::default() };
+    // The tests of a run share what they compile.
+    let kernel_cache = Some(std::env::temp_dir().join("ironmill-test-kernels"));
+    let options = CudaOptions { folders, attention, kernel_cache, ..CudaOptions::default() };
     match Cuda::new(&options) {
         Ok(cuda) => Some(cuda),
         Err(error) if std::env::var_os("IRONMILL_REQUIRE_CUDA").is_some() => panic!("{error}"),

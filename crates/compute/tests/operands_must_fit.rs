@@ -28,7 +28,7 @@ fn a_gain_must_divide_the_columns() {
 
 #[test]
 fn a_rotation_needs_a_position_per_row_and_heads_of_even_size() {
-    let rope = || Op::Rope { inverse: false };
+    let rope = || Op::Rope { inverse: false, still: 0 };
     let (x, positions) = (f32s(&[2, 3, 12]), u32s(&[2, 3]));
     assert_eq!(rope().outputs(&[x, positions, f32s(&[9, 6])]).unwrap(), [x]);
     check(rope(), &[x, positions, f32s(&[9, 3])], "D even");

@@ -193,10 +193,11 @@ impl Graph {
                     d_inputs[1] = Some(self.op1(Op::RmsNormGradGain { columns }, &[d_y, x, rstd])?);
                 }
             }
-            Op::Rope { inverse } => {
+            &Op::Rope { inverse, still } => {
                 // The table is data; asking for its gradient is refused rather than answered with nothing.
                 let (Some(d_y), false) = (main, needs[2]) else { return refuse() };
-                d_inputs[0] = Some(self.op1(Op::Rope { inverse: !inverse }, &[d_y, inputs[1], inputs[2]])?);
+                d_inputs[0] =
+                    Some(self.op1(Op::Rope { inverse: !inverse, still }, &[d_y, inputs[1], inputs[2]])?);
             }
             Op::Split { .. } => {
                 let mut parts = Vec::with_capacity(outputs.len());

@@ -67,7 +67,18 @@ impl Graph {
 
     /// Heads turned by the angles of their positions; the table is [`rope_table`]'s.
     pub fn rope(&mut self, x: Tensor, positions: Tensor, table: Tensor) -> Result<Tensor> {
-        self.op1(Op::Rope { inverse: false }, &[x, positions, table])
+        self.rope_before(0, x, positions, table)
+    }
+
+    /// The same of all heads but the last `still`.
+    pub fn rope_before(
+        &mut self,
+        still: usize,
+        x: Tensor,
+        positions: Tensor,
+        table: Tensor,
+    ) -> Result<Tensor> {
+        self.op1(Op::Rope { inverse: false, still }, &[x, positions, table])
     }
 
     /// The columns of x in parts.

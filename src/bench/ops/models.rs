@@ -250,7 +250,7 @@ fn pointwise(of: &Sizes) -> Vec<Case> {
     let turned = Cut::matrix(&x, Some(&sample), None).shaped(&[1, t, c]);
     cases.push(rows(
         name("rope", c),
-        Kernel::Op(Op::Rope { inverse: false }),
+        Kernel::Op(Op::Rope { inverse: false, still: 0 }),
         vec![x, positions, table],
         vec![Operand::poison(&[b, t, c])],
         [vec![turned.clone(), Cut::matrix(&positions, Some(&[0]), None), Cut::whole(&table)], vec![turned]],

@@ -147,7 +147,7 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         }
         Op::LayerNorm { eps, bias } => rows::norm::layer_norm(context, operands, *eps, *bias),
         Op::RmsNorm { eps } => rows::norm::rms_norm(context, operands, *eps),
-        Op::Rope { inverse } => return rows::embed::rope(context, operands, *inverse),
+        Op::Rope { inverse, still } => return rows::embed::rope(context, operands, *inverse, *still),
         Op::Split { .. } => rows::copy::split(context, operands),
         Op::Concat => rows::copy::concat(context, operands),
         Op::Attention(of) => {

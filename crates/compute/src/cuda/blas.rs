@@ -42,6 +42,13 @@ symbols! {
             handle: usize, desc: usize, a: usize, b: usize, c: usize, d: usize, preference: usize,
             wanted: c_int, results: *mut Heuristic, found: *mut c_int,
         );
+        cublasLtMatmulAlgoConfigSetAttribute(
+            algorithm: *mut Algorithm, attribute: c_int, value: *const c_void, bytes: usize,
+        );
+        cublasLtMatmulAlgoCheck(
+            handle: usize, desc: usize, a: usize, b: usize, c: usize, d: usize, algorithm: *const Algorithm,
+            result: *mut Heuristic,
+        );
         cublasLtMatmul(
             handle: usize, desc: usize, alpha: *const f32, a: u64, a_layout: usize, b: u64, b_layout: usize,
             beta: *const f32, c: u64, c_layout: usize, d: u64, d_layout: usize, algorithm: *const Algorithm,
@@ -65,13 +72,15 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// Memory that products may use; the vendor's advice for Hopper.
-const WORKSPACE_BYTES: usize = 64 << 20;
+/// Memory that products may use: enough for the parts of a weight's gradient whose rows are shared out.
+const WORKSPACE_BYTES: usize = 128 << 20;
 /// How many of the library's proposals are tried.
 const CANDIDATES: usize = 16;
 /// Products below this many multiplications take the library's first proposal: timing them would cost more than it wins.
 pub(super) const WORTH_TIMING: f64 = 1e8;
 
+/// Into how many parts the rows of a long sum are shared out, besides what the library proposes itself.
+const PARTS: [u32; 5] = [2, 3, 4, 6, 8];
 /// What the number of a way is written behind, where an algorithm has its words.
 const WAY: &str = "way ";
 
@@ -87,6 +96,9 @@ mod attribute {
     pub const UNIT_B: c_int = 18;
     pub const FAST_SUMS: c_int = 25;
     pub const MAX_WORKSPACE: c_int = 1;
+    /// Of an algorithm: the parts of a sum, and how they are added up.
+    pub const PARTS: c_int = 2;
+    pub const ADDITION: c_int = 3;
     /// Of a, b, c and d.
     pub const ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
 }
@@ -191,6 +203,11 @@ impl Product {
     fn sums_are_fast(&self) -> bool {
         const LONGEST: usize = 8192;
         self.left.unit.is_some() && self.inner <= LONGEST
+    }
+
+    /// Whether elements of the result are sums over many more numbers than there are rows or columns, as in a weight's gradient.
+    fn is_long_sum(&self) -> bool {
+        self.inner > 2 * self.rows.max(self.columns) && self.multiplications() >= WORTH_TIMING
     }
 
     fn multiplications(&self) -> f64 {
@@ -479,7 +496,39 @@ impl Blas {
         }
         check("cublasLtMatmulAlgoGetHeuristic", status)?;
         let usable = results[..found as usize].iter().filter(|result| result.status == 0);
-        Ok(usable.map(|result| result.algorithm).collect())
+        let mut algorithms: Vec<Algorithm> = usable.map(|result| result.algorithm).collect();
+        if product.is_long_sum() {
+            let shared: Vec<Algorithm> =
+                algorithms.iter().flat_map(|algorithm| self.shared_out(description, *algorithm)).collect();
+            algorithms.extend(shared);
+        }
+        Ok(algorithms)
+    }
+
+    /// An algorithm with its sum shared out into parts that are kept apart and added up in order: few tiles keep all of the card busy.
+    fn shared_out(&self, description: &Description, algorithm: Algorithm) -> Vec<Algorithm> {
+        const IN_WORKSPACE: u32 = 2;
+        let (api, [a, b, c]) = (&self.library.api, description.layouts);
+        let with_parts = |parts: &u32| {
+            let (mut algorithm, mut result) = (algorithm, Heuristic::default());
+            // SAFETY: attributes are 32 bits wide, as the header says; the library reads the algorithm and writes one result.
+            let status = unsafe {
+                for (attribute, value) in [(attribute::PARTS, parts), (attribute::ADDITION, &IN_WORKSPACE)] {
+                    let value = ptr::from_ref(value).cast();
+                    (api.cublasLtMatmulAlgoConfigSetAttribute)(
+                        &mut algorithm,
+                        attribute,
+                        value,
+                        size_of::<u32>(),
+                    );
+                }
+                let handle = self.library.handle;
+                (api.cublasLtMatmulAlgoCheck)(handle, description.desc, a, b, c, c, &algorithm, &mut result)
+            };
+            let fits = status == 0 && result.status == 0 && result.workspace_bytes <= WORKSPACE_BYTES;
+            fits.then_some(algorithm)
+        };
+        PARTS.iter().filter_map(with_parts).collect()
     }
 
     fn choose(

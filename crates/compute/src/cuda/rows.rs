@@ -87,7 +87,7 @@ fn add_op(builder: &mut Builder<'_>, op: &Op, launch: Launch<'_>, adds: bool) ->
         Op::Embed => embed::embed(builder, launch)?,
         Op::LayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, false)?,
         Op::RmsNorm { eps } => norm::rms_norm(builder, launch, *eps, false)?,
-        Op::Rope { inverse } => embed::rope(builder, launch, *inverse)?,
+        Op::Rope { inverse, still } => embed::rope(builder, launch, *inverse, *still)?,
         Op::Split { .. } => copy::split(builder, launch)?,
         Op::Concat => copy::concat(builder, launch)?,
         Op::Gelu => pointwise::map(builder, launch, "gelu")?,

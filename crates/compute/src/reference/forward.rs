@@ -65,12 +65,14 @@ pub(super) fn rms_norm(eps: f64, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     }
 }
 
-pub(super) fn rope(inverse: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+pub(super) fn rope(inverse: bool, still: usize, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
     let (x, positions, table) = (inputs[0], inputs[1], inputs[2]);
     let (head_dim, half) = (table.columns(), table.columns() / 2);
     for row in 0..x.rows() {
         let angles = table.row(positions.index_below(row, table.rows(), "rope")?);
-        for head in (0..x.columns()).step_by(head_dim) {
+        let turned = x.columns() - still * head_dim;
+        outputs[0].row_mut(row)[turned..].copy_from_slice(&x.row(row)[turned..]);
+        for head in (0..turned).step_by(head_dim) {
             for i in 0..half {
                 let (cos, sin) = (angles[i], if inverse { -angles[i + half] } else { angles[i + half] });
                 let (a, b) = (x.row(row)[head + i], x.row(row)[head + i + half]);

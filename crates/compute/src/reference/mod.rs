@@ -177,7 +177,7 @@ fn run_op(op: &Op, rounds: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) -> 
         Op::Linear { bias, products } => forward::linear(*bias, &factor(*products), inputs, outputs),
         Op::LayerNorm { eps, bias } => forward::layer_norm(f64::from(*eps), *bias, inputs, outputs),
         Op::RmsNorm { eps } => forward::rms_norm(f64::from(*eps), inputs, outputs),
-        Op::Rope { inverse } => forward::rope(*inverse, inputs, outputs)?,
+        Op::Rope { inverse, still } => forward::rope(*inverse, *still, inputs, outputs)?,
         Op::Split { sizes } => forward::split(sizes, inputs, outputs),
         Op::Concat => forward::concat(inputs, outputs),
         Op::Attention(attention) => {

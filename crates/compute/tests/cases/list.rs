@@ -137,7 +137,8 @@ fn rotations(cases: &mut Vec<Case>) {
         for inverse in [false, true] {
             let table = map(random(&[positions, head_dim], 1), f32::sin);
             let inputs = vec![random(&dims, 2), ids(&dims[..2], positions, 3), table];
-            cases.push(op(Op::Rope { inverse }, inputs, 1));
+            cases.push(op(Op::Rope { inverse, still: usize::from(inverse) }, inputs.clone(), 1));
+            cases.push(op(Op::Rope { inverse, still: 0 }, inputs, 1));
         }
     }
 }

@@ -380,7 +380,7 @@ pub fn check_ids_outside_tables(device: &mut dyn Device) {
     inputs.extend([random(&[2], 3), random(&[2], 4)]);
     check(Op::CrossEntropyGrad(LossShape::default()), inputs, (3, 3));
     let turned = vec![random(&[1, 2, 4], 1), indices(&[1, 2], vec![6, 7]), random(&[7, 4], 2)];
-    check(Op::Rope { inverse: false }, turned, (7, 7));
+    check(Op::Rope { inverse: false, still: 0 }, turned, (7, 7));
 }
 
 pub fn reals(dims: &[usize], data: Vec<f32>) -> Tensor {

@@ -244,17 +244,18 @@ fn rows(list: &mut List) {
     list.case("rms_norm of one column", rms_norm(0.5), grouped(&[2, 3], 1), 6);
     list.case("rms_norm, large", rms_norm(1e-5), grouped(&[70, 131], 131), 131);
 
-    for (name, x, head_dim, positions, inverse) in [
-        ("rope", [2, 3, 4], 4, 9, false),
-        ("rope, inverse", [2, 3, 4], 4, 9, true),
-        ("rope of several heads", [2, 5, 18], 6, 20, false),
-        ("rope of several heads, inverse", [2, 5, 18], 6, 20, true),
-        ("rope of one pair", [1, 1, 2], 2, 3, false),
-        ("rope, large", [2, 70, 132], 66, 300, false),
+    for (name, x, head_dim, positions, inverse, still) in [
+        ("rope", [2, 3, 4], 4, 9, false, 0),
+        ("rope, inverse", [2, 3, 4], 4, 9, true, 0),
+        ("rope of several heads", [2, 5, 18], 6, 20, false, 0),
+        ("rope of several heads, inverse", [2, 5, 18], 6, 20, true, 0),
+        ("rope of all heads but one", [2, 5, 18], 6, 20, false, 1),
+        ("rope of one pair", [1, 1, 2], 2, 3, false, 0),
+        ("rope, large", [2, 70, 132], 66, 300, false, 0),
     ] {
         let table = of(&[positions, head_dim], Fill::Angles);
         let operands = vec![real(&x), of(&x[..2], Fill::Ids(positions)), table];
-        list.case(name, Op::Rope { inverse }, operands, 1);
+        list.case(name, Op::Rope { inverse, still }, operands, 1);
     }
 
     let split = |sizes: &[usize]| Op::Split { sizes: sizes.to_vec() };

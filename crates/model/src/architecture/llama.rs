@@ -88,6 +88,32 @@ impl Llama {
 }
 
 impl Block {
+    /// Queries and keys are turned before they are split from the values where nothing comes between: then attention reads all
+    /// three where the turning wrote them.
+    fn queries_keys_values(
+        &self,
+        g: &mut Graph,
+        model: InGraph<'_>,
+        h: Tensor,
+        tokens: Tokens<'_>,
+    ) -> Result<[Tensor; 3]> {
+        let angles = model.rope_table(g);
+        if self.head_norms.is_none()
+            && let Some(qkv) = model.joint_product(g, h, &self.qkv)?
+        {
+            let turned = g.rope_before(model.config().kv_heads, qkv, tokens.positions, angles)?;
+            let parts = g.split(turned, &self.qkv.sizes())?;
+            return Ok([parts[0], parts[1], parts[2]]);
+        }
+        let qkv = model.products(g, h, &self.qkv)?;
+        let (mut q, mut k) = (qkv[0], qkv[1]);
+        if let Some([q_norm, k_norm]) = self.head_norms {
+            (q, k) = (model.rms_norm(g, q, q_norm)?, model.rms_norm(g, k, k_norm)?);
+        }
+        (q, k) = (g.rope(q, tokens.positions, angles)?, g.rope(k, tokens.positions, angles)?);
+        Ok([q, k, qkv[2]])
+    }
+
     fn forward(
         &self,
         g: &mut Graph,
@@ -101,13 +127,7 @@ impl Block {
             Heads { queries: config.heads, keys: config.kv_heads, mask: Mask::Causal, window: config.window };
         g.stage(Stage::Attention);
         let h = model.rms_norm(g, x, self.norm1)?;
-        let qkv = model.products(g, h, &self.qkv)?;
-        let (mut q, mut k, v) = (qkv[0], qkv[1], qkv[2]);
-        if let Some([q_norm, k_norm]) = self.head_norms {
-            (q, k) = (model.rms_norm(g, q, q_norm)?, model.rms_norm(g, k, k_norm)?);
-        }
-        let angles = model.rope_table(g);
-        (q, k) = (g.rope(q, tokens.positions, angles)?, g.rope(k, tokens.positions, angles)?);
+        let [q, k, v] = self.queries_keys_values(g, model, h, tokens)?;
         let a = match tokens.attend {
             Attend::Whole { borders, .. } => g.attention([q, k, v], borders, heads)?,
             Attend::Cached { caches, starts } => {

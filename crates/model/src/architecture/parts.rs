@@ -34,6 +34,13 @@ pub(super) struct Joined {
     whole: Option<(Parameter, Option<Parameter>)>,
 }
 
+impl Joined {
+    /// The columns of every product's result.
+    pub fn sizes(&self) -> Vec<usize> {
+        self.parts.iter().map(|part| part.outputs).collect()
+    }
+}
+
 impl Declare {
     pub fn embedding(&mut self, name: &str, rows: usize, columns: usize) -> usize {
         self.add(name, &[rows, columns], Initial::Normal(DEVIATION))
@@ -99,14 +106,18 @@ impl InGraph<'_> {
 
     /// The results of several products of one input.
     pub fn products(&self, g: &mut Graph, x: Tensor, joined: &Joined) -> Result<Vec<Tensor>> {
-        let Some((weight, bias)) = &joined.whole else {
-            return joined.parts.iter().map(|&part| self.linear(g, x, part)).collect();
-        };
+        match self.joint_product(g, x, joined)? {
+            Some(y) => Ok(g.split(y, &joined.sizes())?),
+            None => joined.parts.iter().map(|&part| self.linear(g, x, part)).collect(),
+        }
+    }
+
+    /// The same side by side, where the weights lie so that they are one product.
+    pub fn joint_product(&self, g: &mut Graph, x: Tensor, joined: &Joined) -> Result<Option<Tensor>> {
+        let Some((weight, bias)) = &joined.whole else { return Ok(None) };
         let weight = self.joined(g, weight);
         let bias = bias.as_ref().map(|bias| self.joined(g, bias));
-        let y = g.linear(x, weight, bias)?;
-        let sizes: Vec<usize> = joined.parts.iter().map(|part| part.outputs).collect();
-        Ok(g.split(y, &sizes)?)
+        Ok(Some(g.linear(x, weight, bias)?))
     }
 
     /// What the configured MLP makes of its widening products: the gate, where there is one, comes first.

@@ -31,6 +31,7 @@ pub(in super::super) fn rope(
     context: &mut Context<'_>,
     operands: &mut Operands<'_>,
     inverse: bool,
+    still: usize,
 ) -> Result<()> {
     let (simd, x, positions, table) =
         (context.simd, operands.input(0), operands.indices(1), operands.input(2));
@@ -42,9 +43,10 @@ pub(in super::super) fn rope(
     for_tiles(context.pool, [grid], |[mut y], _| {
         for row in y.row_range() {
             let angles = &table[positions[row] as usize * head_dim..][..head_dim];
-            let x = &x[row * columns..][..columns];
-            let heads = x.chunks_exact(head_dim).zip(y.row_mut(row - y.row).chunks_exact_mut(head_dim));
-            for (x, y) in heads {
+            let (x, rest) = x[row * columns..][..columns].split_at(columns - still * head_dim);
+            let (y, y_rest) = y.row_mut(row - y.row).split_at_mut(x.len());
+            y_rest.copy_from_slice(rest);
+            for (x, y) in x.chunks_exact(head_dim).zip(y.chunks_exact_mut(head_dim)) {
                 vector::rotate(simd, x, angles, sign, y);
             }
         }

@@ -269,10 +269,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // Elements i and i + D/2 of every head are turned by the angle of the row's position. A thread owns W neighbours of
-// each half in all heads of a row, so that it reads cosines and sines once. `packs` is D/2/W.
+// each half in all heads of a row, so that it reads cosines and sines once. The last `still` heads are copied. `packs` is
+// D/2/W.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rope(const real* __restrict__ x, const u32* __restrict__ positions, const float* __restrict__ table,
-         real* __restrict__ y, u64 n_rows, u32 n_heads, u32 packs, u32 table_rows, float direction, u32* fault) {
+         real* __restrict__ y, u64 n_rows, u32 n_heads, u32 still, u32 packs, u32 table_rows, float direction,
+         u32* fault) {
     const u32 half = packs * W;
     const u64 n = n_rows * packs;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += (u64)gridDim.x * THREADS) {
@@ -291,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int e = 0; e < W; e++) sines[e] *= direction;
         const u64 at = row * n_heads * 2 * half + column;
 #pragma unroll 4
-        for (u32 head = 0; head < n_heads; head++) {
+        for (u32 head = 0; head < n_heads - still; head++) {
             const u64 place = at + (u64)head * 2 * half;
             float a[W], b[W], turned[W];
             load(x + place, a);
@@ -302,6 +304,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < W; e++) turned[e] = b[e] * cosines[e] + a[e] * sines[e];
             store(y + place + half, turned);
+        }
+#pragma unroll 4
+        for (u32 head = n_heads - still; head < n_heads; head++) {
+            const u64 place = at + (u64)head * 2 * half;
+            Kept<W> a, b;
+            a.load(x + place);
+            b.load(x + place + half);
+            a.save(y + place);
+            b.save(y + place + half);
         }
     }
 }

@@ -131,7 +131,7 @@ pub(super) fn embed_grad(builder: &mut Builder<'_>, launch: Launch<'_>, adds: bo
     builder.kernel(Source::Embed, "embed_grad_rest", real, &wide(is_wide), grid, &arguments)
 }
 
-pub(super) fn rope(builder: &mut Builder<'_>, launch: Launch<'_>, inverse: bool) -> Result<()> {
+pub(super) fn rope(builder: &mut Builder<'_>, launch: Launch<'_>, inverse: bool, still: usize) -> Result<()> {
     let real = launch.real([&launch.inputs[0], &launch.outputs[0]])?;
     launch.ensure_f32([&launch.inputs[2]])?;
     let (x, table) = (launch.inputs[0].of.shape, launch.inputs[2].of.shape);
@@ -146,6 +146,7 @@ pub(super) fn rope(builder: &mut Builder<'_>, launch: Launch<'_>, inverse: bool)
         to,
         count(x.rows()),
         (x.columns() / table.columns()).into(),
+        still.into(),
         packs.into(),
         table.rows().into(),
         Arg::F32(if inverse { -1.0 } else { 1.0 }),
