@@ -60,12 +60,29 @@ fn every_kernel_matches_the_reference_in_f16() {
     check_all(&narrowed(&all(), DType::F16));
 }
 
+/// What the reference says to all cases. It takes its time, which several threads share.
+fn all_expected(cases: &[Case]) -> Vec<Vec<Vec<f64>>> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        let index = || next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let indices = std::iter::from_fn(|| Some(index()).filter(|&index| index < cases.len()));
+        indices.map(|index| (index, cases[index].expected())).collect::<Vec<_>>()
+    };
+    let mut all: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("the reference runs every case")).collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, expected)| expected).collect()
+}
+
 fn check_all(cases: &[Case]) {
     let Some(mut cuda) = cuda() else { return };
     let mut failures = Vec::new();
-    for case in cases {
+    for (case, expected) in cases.iter().zip(all_expected(cases)) {
         let failure = match run(&mut cuda, case) {
-            Ok(actual) => compare_within(slack(case), case, &actual, &case.expected()).err(),
+            Ok(actual) => compare_within(slack(case), case, &actual, &expected).err(),
             Err(error) => Some(format!("{error}, in {}", case.name())),
         };
         // A card that stopped answers nothing any more.

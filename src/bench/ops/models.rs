@@ -234,6 +234,22 @@ fn pointwise(of: &Sizes) -> Vec<Case> {
         alone("silu gate gradient", Op::SiluGateGrad, 3, 2),
         alone("add", Op::Add, 2, 1),
     ];
+    let (joint, joint_poison) = (Operand::around(&[n, 2 * m], 0.0, 3.0), Operand::poison(&[n, 2 * m]));
+    let joint_cut = Cut::matrix(&joint, picked, None);
+    cases.push(rows(
+        name("silu gate, side by side", m),
+        Kernel::JointSiluGate,
+        vec![joint],
+        vec![poison],
+        [vec![joint_cut.clone()], vec![cut.clone()]],
+    ));
+    cases.push(rows(
+        name("silu gate gradient, side by side", m),
+        Kernel::JointSiluGateGrad,
+        vec![joint, wide],
+        vec![joint_poison],
+        [vec![joint_cut.clone(), cut.clone()], vec![joint_cut]],
+    ));
     let (qkv, part) = (Operand::reals(&[n, 3 * c]), Operand::poison(&[n, c]));
     let (qkv_cut, part_cut) = (Cut::matrix(&qkv, picked, None), Cut::matrix(&part, picked, None));
     cases.push(rows(

@@ -39,6 +39,20 @@ __device__ __forceinline__ float team_sum(float x) {
     }
 }
 
+// Two sums at once, for both to be on their way at a time.
+__device__ __forceinline__ void team_sums(float& a, float& b) {
+    if constexpr (TEAM <= 32) {
+#pragma unroll
+        for (int distance = TEAM / 2; distance > 0; distance /= 2) {
+            a += __shfl_xor_sync(0xffffffffu, a, distance);
+            b += __shfl_xor_sync(0xffffffffu, b, distance);
+        }
+    } else {
+        a = team_sum(a);
+        b = team_sum(b);
+    }
+}
+
 // y = norm(x) with x = a, or x = a + b rounded to what is stored and kept in `sum`. RMS norm has no mean.
 template <bool ADDS, bool CENTRES>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
@@ -201,7 +215,7 @@ __device__ __forceinline__ void norm_grad(const real* __restrict__ d_y, const re
 // into shared memory while the last one is worked on.
 constexpr int SUMS = 1 + SHIFTS + SUMS_ROWS;
 constexpr int SUM_THREADS = TEAM <= 32 ? 128 : TEAM, SUM_TEAMS = SUM_THREADS / TEAM;
-constexpr int SUM_BLOCKS = SUM_THREADS > 128 ? 1 : (PACKS <= 3 ? 4 : PACKS <= 4 ? 3 : 2) * 128 / SUM_THREADS;
+constexpr int SUM_BLOCKS = SUM_THREADS > 128 ? 1 : (PACKS <= 3 ? 4 : PACKS <= 5 ? 3 : 2) * 128 / SUM_THREADS;
 
 // The rows of d_y, x and other that a thread works on, one after the other.
 struct RowsInTurn {
@@ -278,11 +292,17 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
     }
     RowsInTurn in{{d_y, x, other}, rows, (u64)gridDim.x * SUM_TEAMS, columns, lane};
     in.begin(shared, (u64)blockIdx.x * SUM_TEAMS + team);
+    // Statistics are asked for a row ahead, too.
+    const auto mean_of = [=](u64 row) { return CENTRES && row < rows ? means[row] : 0.0f; };
+    const auto rstd_of = [=](u64 row) { return row < rows ? rstds[row] : 0.0f; };
+    float next_mean = mean_of((u64)blockIdx.x * SUM_TEAMS + team);
+    float next_rstd = rstd_of((u64)blockIdx.x * SUM_TEAMS + team);
     for (u64 first = (u64)blockIdx.x * SUM_TEAMS; first < rows; first += in.step) {
         const u64 row = first + team, at = row * columns;
         const bool lives = row < rows;
-        const float rstd = lives ? rstds[row] : 0.0f;
-        const float mean = CENTRES && lives ? means[row] : 0.0f;
+        const float mean = next_mean, rstd = next_rstd;
+        next_mean = mean_of(row + in.step);
+        next_rstd = rstd_of(row + in.step);
         in.take(row);
         float scaled = 0.0f, product = 0.0f;
 #pragma unroll
@@ -303,8 +323,9 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
                 }
             }
         }
-        const float mean_scaled = CENTRES ? team_sum(scaled) / (float)columns : 0.0f;
-        const float mean_product = team_sum(product) / (float)columns;
+        team_sums(scaled, product);
+        const float mean_scaled = CENTRES ? scaled / (float)columns : 0.0f;
+        const float mean_product = product / (float)columns;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const u32 column = (k * TEAM + lane) * W;

@@ -23,7 +23,7 @@ const SUM_THREADS: usize = 128;
 fn sum_blocks(packs: usize) -> usize {
     132 * match packs {
         0..=3 => 4,
-        4 => 3,
+        4..=5 => 3,
         _ => 2,
     }
 }
