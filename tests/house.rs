@@ -21,7 +21,7 @@ const ROOMS: [(&str, &[&str]); 6] = [
 ];
 
 /// Files that may contain unsafe code: SIMD, the thread pool, and memory that threads share in tiles.
-const UNSAFE_FILES: [&str; 18] = [
+const UNSAFE_FILES: [&str; 19] = [
     "crates/compute/src/cpu/gemm/micro.rs",
     "crates/compute/src/cpu/gemm/mod.rs",
     "crates/compute/src/cpu/gemm/pack.rs",
@@ -35,6 +35,7 @@ const UNSAFE_FILES: [&str; 18] = [
     "crates/compute/src/cuda/cudnn.rs",
     "crates/compute/src/cuda/driver.rs",
     "crates/compute/src/cuda/library.rs",
+    "crates/compute/src/cuda/nvml.rs",
     "crates/compute/src/cuda/nvrtc.rs",
     "crates/compute/src/cuda/staging.rs",
     "crates/compute/src/cuda/symbols.rs",

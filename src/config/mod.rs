@@ -209,8 +209,19 @@ pub struct TrainConfig {
     pub precision: String,
     /// How often the validation loss is measured.
     pub eval_every: Cadence,
-    /// Over how many tokens it is measured.
-    pub eval_tokens: u64,
+    /// Over how many tokens it is measured, unless over all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_tokens: Option<u64>,
+    /// Which tokens those are: `fixed`, `complete` or `sampled`.
+    pub eval_set: String,
+    /// How many evaluations in a row may be no better than the best one; 0 goes on whatever they say.
+    pub early_stop_patience: u64,
+    /// How much the running mean of the validation loss keeps of what it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stop_smoothing: Option<f64>,
+    /// By how much it must fall to be better.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stop_delta: Option<f64>,
     /// How often a sample is shown.
     pub sample_every: Cadence,
     /// How often a checkpoint is written.

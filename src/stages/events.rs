@@ -16,7 +16,7 @@ const PREFIX: &str = "events.out.tfevents.";
 const VERSION: &str = "brain.Event:2";
 
 /// What lines of `metrics.jsonl` are called in TensorBoard, where tags before a slash make groups.
-const TAGS: [(&str, &str); 18] = [
+const TAGS: [(&str, &str); 19] = [
     ("loss", "loss/train"),
     ("validation_loss", "loss/validation"),
     ("perplexity", "loss/perplexity"),
@@ -35,6 +35,7 @@ const TAGS: [(&str, &str); 18] = [
     ("host_bytes", "memory/host_bytes"),
     ("gpu_utilization", "gpu/utilization"),
     ("gpu_watts", "gpu/watts"),
+    ("gpu_memory_bytes", "gpu/memory_bytes"),
 ];
 
 /// The event file of a run, open for appending.

@@ -131,3 +131,90 @@ fn tensorboard_s_events_hold_every_step_once_also_after_a_kill() {
     assert_eq!((count(&events(), "loss/train"), count(&events(), "loss/validation")), (20, 2));
     assert_eq!(count(&events(), "brain.Event:2"), 1);
 }
+
+#[test]
+fn norms_of_parts_add_up_to_the_norm_of_the_whole() {
+    let desk = Desk::with_run();
+    for line in lines(&desk, "run").iter().filter(|line| line["validation_loss"].is_number()) {
+        let groups = line["groups"].as_object().unwrap_or_else(|| panic!("{line}"));
+        let names: Vec<&String> = groups.keys().collect();
+        assert_eq!(names, ["embedding", "block 0", "block 1", "head"]);
+        let squares: f64 = groups.values().map(|norms| norms["gradient"].as_f64().unwrap().powi(2)).sum();
+        let whole = line["norm"].as_f64().unwrap();
+        assert!((squares.sqrt() / whole - 1.0).abs() < 1e-4, "{} and {whole}", squares.sqrt());
+        assert!(groups.values().all(|norms| norms["weight"].as_f64().unwrap() > 0.0), "{line}");
+    }
+}
+
+#[test]
+fn one_step_is_taken_apart_and_its_parts_are_the_step() {
+    let desk = Desk::with_run();
+    let lines = lines(&desk, "run");
+    let profiled: Vec<&Value> = lines.iter().filter(|line| line["profile"].is_object()).collect();
+    assert_eq!(profiled.len(), 1);
+    assert_eq!(profiled[0]["step"], 2);
+    let parts = profiled[0]["profile"].as_object().unwrap();
+    for name in ["forward", "head", "backward", "update"] {
+        assert!(parts[name].as_f64().unwrap() > 0.0, "{parts:?}");
+    }
+    let sum: f64 = parts.values().map(|part| part.as_f64().unwrap()).sum();
+    let seconds = profiled[0]["seconds"].as_f64().unwrap();
+    assert!((sum / seconds - 1.0).abs() < 0.01, "{sum} of {seconds}");
+}
+
+#[test]
+fn training_stops_when_the_validation_loss_no_longer_falls_also_after_a_kill() {
+    let desk = Desk::with_config();
+    let still = ["run", "tiny.toml", "--train.learning-rate", "0", "--train.eval-every", "2", "--quiet"];
+    let stops = ["--train.early-stop-patience", "3", "--train.checkpoint-every", "5"];
+    let run = |out: &str| desk.run(&[&still[..], &stops, &["--out", out]].concat());
+    assert_eq!(run("straight").code, 0);
+    // The best is that of step 2; those of steps 4, 6 and 8 are no better.
+    assert_eq!(numbers(&desk, "straight", "step").len(), 8);
+    assert!(desk.path("straight/checkpoints/step-00000008").exists());
+    assert_eq!(run("straight").code, 0);
+    assert_eq!(numbers(&desk, "straight", "step").len(), 8, "what has stopped does not go on");
+
+    desk.ok(&[&still[..], &stops, &["--out", "resumed", "--train.steps", "5"]].concat());
+    assert_eq!(numbers(&desk, "resumed", "step").len(), 5);
+    let outcome = desk.run(&[&still[..6], &stops, &["--out", "resumed"]].concat());
+    assert!(
+        outcome.stderr.contains("stopped early: the validation loss was best at step 2"),
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(numbers(&desk, "resumed", "step").len(), 8, "evaluations before the resume count");
+}
+
+#[test]
+fn the_validation_set_is_fixed_complete_or_drawn_anew() {
+    let desk = Desk::with_config();
+    let tiny = String::from_utf8(desk.read("tiny.toml")).unwrap();
+    desk.write(
+        "tiny.toml",
+        tiny.replace("eval_tokens = 512\n", "").replace("learning_rate = 1e-2", "learning_rate = 0"),
+    );
+    let losses = |set: &str, tokens: Option<&str>, out: &str| {
+        let mut arguments = vec!["run", "tiny.toml", "--quiet", "--out", out, "--train.eval-set", set];
+        arguments.extend(tokens.into_iter().flat_map(|tokens| ["--train.eval-tokens", tokens]));
+        desk.ok(&arguments);
+        let losses = numbers(&desk, out, "validation_loss");
+        (losses[0], losses[1])
+    };
+    // Nothing is learnt, so only the tokens make a difference.
+    let (first, second) = losses("fixed", Some("64"), "fixed");
+    assert_eq!(first, second);
+    let (first, second) = losses("sampled", Some("64"), "sampled");
+    assert_ne!(first, second);
+    let (complete, _) = losses("complete", None, "complete");
+    let (drawn, _) = losses("sampled", Some("1M"), "all");
+    assert!((complete - drawn).abs() < 1e-5, "{complete} and {drawn}: a draw of all is all");
+    let said: Value = serde_json::from_str(&desk.ok(&["eval", "complete", "--json"])).unwrap();
+    assert!((said["loss"].as_f64().unwrap() - complete).abs() < 1e-4, "{said} and {complete}");
+    desk.fails(
+        78,
+        &["run", "tiny.toml", "--train.eval-set", "complete", "--train.eval-tokens", "64"],
+        &["train.eval_tokens cannot apply"],
+    );
+    desk.fails(78, &["run", "tiny.toml", "--train.early-stop-delta", "1"], &["train.early_stop_patience"]);
+}

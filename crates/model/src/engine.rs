@@ -7,6 +7,7 @@ use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor,
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
     error::{Error, Result},
+    evaluation::EvaluationSet,
     generate::Generator,
     objective::Objective,
 };
@@ -168,20 +169,20 @@ impl Engine {
         Ok(())
     }
 
-    /// The mean loss over a stream, read as consecutive windows of the model's context, at most `max_tokens` of it.
-    /// `rows` windows run at a time. For the next-token objective each token but the first is predicted once; for the
+    /// The mean loss over a stream, or a part of it: its first tokens if `set` is a number. It is read as windows of the model's
+    /// context, of which `rows` run at a time. For the next-token objective each token but the first is predicted once; for the
     /// masked-token one a fixed choice of tokens is.
     pub fn evaluate(
         &mut self,
         stream: &TokenStream,
         objective: Objective,
-        max_tokens: u64,
+        set: impl Into<EvaluationSet>,
         rows: usize,
     ) -> Result<Evaluation> {
-        let last = stream.tokens().saturating_sub(1).min(max_tokens);
-        if last == 0 {
+        let (set, predictable) = (set.into(), stream.tokens().saturating_sub(1));
+        if predictable.min(set.tokens()) == 0 {
             let reason = "evaluation needs at least two tokens".into();
-            return Err(Error::Setting { key: "eval_tokens", value: max_tokens.to_string(), reason });
+            return Err(Error::Setting { key: "eval_tokens", value: set.tokens().to_string(), reason });
         }
         self.prepare_evaluation(rows)?;
         self.show()?;
@@ -190,14 +191,12 @@ impl Engine {
         let mut ids = vec![0; rows * context];
         let mut targets = vec![IGNORED; rows * context];
         let mut window = vec![0; context + 1];
-        let (mut position, mut sum, mut predicted) = (0, 0.0, 0);
-        while position < last {
+        let mut windows = set.windows(predictable, context as u64).peekable();
+        let (mut sum, mut predicted) = (0.0, 0);
+        while windows.peek().is_some() {
             targets.fill(IGNORED);
             for (ids, targets) in ids.chunks_exact_mut(context).zip(targets.chunks_exact_mut(context)) {
-                let count = (last - position).min(context as u64) as usize;
-                if count == 0 {
-                    continue;
-                }
+                let Some((position, count)) = windows.next() else { break };
                 stream.read(position, &mut window[..=count])?;
                 ids[..count].copy_from_slice(&window[..count]);
                 targets[..count].copy_from_slice(&window[1..=count]);
@@ -209,7 +208,6 @@ impl Engine {
                     targets,
                 );
                 predicted += targets.iter().filter(|&&target| target != IGNORED).count() as u64;
-                position += count as u64;
             }
             self.runtime.write(evaluation.program, evaluation.ids, HostData::U32(&ids))?;
             self.runtime.write(evaluation.program, evaluation.targets, HostData::U32(&targets))?;

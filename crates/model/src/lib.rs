@@ -35,6 +35,7 @@ pub mod checkpoint;
 mod config;
 mod engine;
 mod error;
+mod evaluation;
 mod generate;
 mod hugging_face;
 mod objective;
@@ -46,12 +47,14 @@ pub use architecture::{Attend, Buffers, Initial, Model, Tokens};
 pub use config::{Architecture, Mlp, ModelConfig, RopeScaling};
 pub use engine::{Engine, Evaluation};
 pub use error::{Error, Result};
+pub use evaluation::EvaluationSet;
 pub use generate::{Finish, GenerateOptions, Generated, window_start};
 pub use ironmill_compute::Verdict;
 pub use objective::Objective;
 pub use sampling::Sampling;
 pub use train::{
     Alarm, Batch, Betas, Decay, Fault, GuardOptions, GuardState, KernelTime, LossScale, MemoryPlan,
-    OptimizerOptions, ParameterGroup, Plateau, Schedule, StepProfile, StepReport, TrainOptions, Trainer,
+    OptimizerOptions, ParameterGroup, PartNorms, Plateau, Schedule, StepParts, StepProfile, StepReport,
+    TrainOptions, Trainer,
 };
 pub use weights::{load_weights, save_weights};

@@ -58,6 +58,17 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         _ => learning_rate / 10.0,
     };
     let device = settle_device(&section.text("device", "auto"));
+    let eval_set = section.text("eval_set", "fixed");
+    let is_complete = eval_set == "complete";
+    if is_complete {
+        section.refuse(&["eval_tokens"], "to train.eval_set = \"complete\", which takes all: remove it")?;
+    }
+    let early_stop_patience = section.count("early_stop_patience", 0u64);
+    let stops_early = early_stop_patience > 0;
+    if !stops_early {
+        let why = "without train.early_stop_patience: give how many evaluations to wait, or remove it";
+        section.refuse(&["early_stop_smoothing", "early_stop_delta"], why)?;
+    }
     let train = TrainConfig {
         length,
         batch_tokens,
@@ -90,7 +101,11 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         recompute: section.text("recompute", "auto"),
         precision: settle(section.text("precision", "auto"), auto_precision(&device)),
         eval_every: section.cadence("eval_every", Cadence::Steps(100)),
-        eval_tokens: section.count("eval_tokens", 65_536u64),
+        eval_tokens: (!is_complete).then(|| section.count("eval_tokens", 65_536u64)),
+        eval_set,
+        early_stop_patience,
+        early_stop_smoothing: stops_early.then(|| section.number("early_stop_smoothing", 0.0)),
+        early_stop_delta: stops_early.then(|| section.number("early_stop_delta", 0.0)),
         sample_every: section.cadence("sample_every", Cadence::Steps(if is_encoder { 0 } else { 250 })),
         checkpoint_every: section.cadence("checkpoint_every", Cadence::Steps(250)),
         keep_last: section.count("keep_last", 2u64),
@@ -138,7 +153,12 @@ fn check(train: &TrainConfig) -> Result<()> {
     within("train.grad_clip", train.grad_clip, 0.0, f64::MAX)?;
     within("train.loss_outlier", train.loss_outlier, 0.0, 1e6)?;
     within("train.norm_outlier", train.norm_outlier, 0.0, 1e6)?;
-    at_least("train.eval_tokens", train.eval_tokens, 1)?;
+    at_least("train.eval_tokens", train.eval_tokens.unwrap_or(1), 1)?;
+    within("train.early_stop_smoothing", train.early_stop_smoothing.unwrap_or_default(), 0.0, 0.999)?;
+    within("train.early_stop_delta", train.early_stop_delta.unwrap_or_default(), 0.0, f64::MAX)?;
+    if train.early_stop_patience > 0 && train.eval_every == Cadence::Steps(0) {
+        return Err(bad("train.early_stop_patience needs evaluations: give train.eval_every"));
+    }
     at_least("train.keep_last", train.keep_last, 1)?;
     within("train.ema", train.ema, 0.0, 0.999_999_9)?;
     for group in &train.groups {

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::stages::metrics::Beside;
 use crate::stages::sampling::{Completion, complete};
 use ironmill_data::Split;
-use ironmill_model::Evaluation;
+use ironmill_model::{Evaluation, EvaluationSet};
 use ironmill_text::durable;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -17,13 +17,27 @@ impl Session<'_> {
         if validation.is_empty() {
             return Ok(None);
         }
-        let (tokens, rows) = (self.config.train.eval_tokens, self.config.train.micro_batch as usize);
+        let (set, rows) = (self.evaluation_set(), self.config.train.micro_batch as usize);
         let objective = self.trainer.options().objective;
         let began = Instant::now();
-        let evaluation = self.trainer.engine().evaluate(validation, objective, tokens, rows)?;
+        let evaluation = self.trainer.engine().evaluate(validation, objective, set, rows)?;
         self.metrics.spend(Beside::Evaluation, began.elapsed());
         self.trainer.observe(evaluation.loss);
+        self.early.observe(self.trainer.step_count(), evaluation.loss);
+        self.look_inside()?;
         Ok(Some(evaluation))
+    }
+
+    /// The tokens that the next evaluation predicts.
+    fn evaluation_set(&self) -> EvaluationSet {
+        let train = &self.config.train;
+        match (train.eval_tokens, train.eval_set.as_str()) {
+            (None, _) => EvaluationSet::Complete,
+            (Some(tokens), "sampled") => {
+                EvaluationSet::Sampled { tokens, seed: self.config.seed, draw: self.trainer.step_count() }
+            }
+            (Some(tokens), _) => EvaluationSet::First(tokens),
+        }
     }
 
     pub(super) fn write_samples(&mut self) -> Result<Vec<Completion>> {

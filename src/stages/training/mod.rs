@@ -6,6 +6,7 @@
 mod cadence;
 mod measuring;
 mod saving;
+mod stopping;
 mod telling;
 mod watching;
 
@@ -29,6 +30,7 @@ use ironmill_model::{Evaluation, Model, Trainer, checkpoint};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use stopping::EarlyStop;
 use telling::Pace;
 use watching::Watch;
 
@@ -65,6 +67,10 @@ pub fn train(
         if step >= session.steps {
             break Ok(());
         }
+        if let Some(reason) = session.early.reason().filter(|_| !session.trainer.is_ahead()) {
+            context.show.note(&reason);
+            break Ok(());
+        }
         let is_stopping = stop.load(Ordering::Relaxed);
         // A step that the device is already working on ends first.
         if is_stopping && !session.trainer.is_ahead() {
@@ -93,6 +99,7 @@ struct Session<'a> {
     metrics: Metrics,
     events: Events,
     watch: Watch,
+    early: EarlyStop,
     /// The step of the newest checkpoint, so that none is written twice.
     saved_step: Option<u64>,
     evaluate: Due,
@@ -120,7 +127,7 @@ impl<'a> Session<'a> {
         config.train.recompute = plan.recompute_name().into();
         run.store(&config)?;
         let values = initial_values(&plan.model, &config, init_from)?;
-        let mut watch = Watch::new(&plan);
+        let mut watch = Watch::new(&plan, &config.train.device);
         let device = model::device(&config.train.device, context.threads, Some(run.kernel_choices()))?;
         let mut trainer = Trainer::new(device, plan.model, plan.options, &values)?;
         let described = trainer.engine().describe_device();
@@ -139,7 +146,8 @@ impl<'a> Session<'a> {
             context.show.note(&format!("resumed from {}", path.display()));
         }
         let step = trainer.step_count();
-        let metrics = Metrics::open(&run.metrics(), step, &mut |_| ())?;
+        let mut early = EarlyStop::new(&config.train);
+        let metrics = Metrics::open(&run.metrics(), step, &mut |line| early.recall(line))?;
         let events = Events::open(run.path(), step, telling::now())?;
         let mut session = Session {
             run,
@@ -150,6 +158,7 @@ impl<'a> Session<'a> {
             metrics,
             events,
             watch,
+            early,
             saved_step: newest.map(|_| step),
             evaluate: Due::new(config.train.eval_every),
             sample: Due::new(config.train.sample_every),
@@ -168,7 +177,10 @@ impl<'a> Session<'a> {
         let pauses = is_stopping
             || step >= self.steps
             || [&self.evaluate, &self.save, &self.sample].iter().any(|due| due.will_be(step));
-        let report = self.trainer.step_ahead(&self.loader, !pauses)?;
+        let report = match self.watch.is_due_for_a_profile(&self.trainer) {
+            true => self.take_apart()?,
+            false => self.trainer.step_ahead(&self.loader, !pauses)?,
+        };
         self.tell_refusal(&report);
         if self.trainer.is_ahead() {
             self.tell(&report, None)?;

@@ -58,6 +58,9 @@ impl Session<'_> {
             object["validation_loss"] = evaluation.loss.into();
             object["perplexity"] = evaluation.perplexity().into();
             object["bits_per_byte"] = evaluation.bits_per_byte.into();
+            if let Some(smoothed) = self.early.smoothed() {
+                object["validation_smoothed"] = smoothed.into();
+            }
         }
         self.look_at_the_machine(&mut object);
         self.metrics.append(&mut object)?;

@@ -28,6 +28,7 @@ symbols! {
         cuDeviceGetCount(count: *mut c_int);
         cuDeviceGet(device: *mut c_int, ordinal: c_int);
         cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int);
+        cuDeviceGetPCIBusId(name: *mut c_char, len: c_int, device: c_int);
         cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int);
         cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
         cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint);
@@ -198,6 +199,16 @@ impl Driver {
         // SAFETY: the driver writes at most the 256 characters that it is told of, with a zero at the end.
         unsafe {
             self.check("cuDeviceGetName", (self.api.cuDeviceGetName)(name.as_mut_ptr(), 256, device))?;
+            Ok(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
+        }
+    }
+
+    /// The card's place on the bus, by which other libraries know it.
+    pub fn bus_id(&self, device: c_int) -> Result<String> {
+        let mut name = [0 as c_char; 32];
+        // SAFETY: the driver writes at most the 32 characters that it is told of, with a zero at the end.
+        unsafe {
+            self.check("cuDeviceGetPCIBusId", (self.api.cuDeviceGetPCIBusId)(name.as_mut_ptr(), 32, device))?;
             Ok(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
         }
     }

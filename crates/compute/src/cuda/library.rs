@@ -19,11 +19,13 @@ pub enum Needed {
     BlasLt,
     /// Attention and convolutions; not needed, used where it is there.
     Cudnn,
+    /// Utilisation and power; not needed, told where it is there.
+    Nvml,
 }
 
 impl Needed {
     /// All of them, in the order in which they are needed.
-    pub const ALL: [Needed; 4] = [Needed::Driver, Needed::Nvrtc, Needed::BlasLt, Needed::Cudnn];
+    pub const ALL: [Needed; 5] = [Needed::Driver, Needed::Nvrtc, Needed::BlasLt, Needed::Cudnn, Needed::Nvml];
 
     /// The name for people.
     pub fn name(self) -> &'static str {
@@ -32,12 +34,13 @@ impl Needed {
             Needed::Nvrtc => "NVRTC",
             Needed::BlasLt => "cuBLASLt",
             Needed::Cudnn => "cuDNN",
+            Needed::Nvml => "NVML",
         }
     }
 
     /// Whether nothing runs without it.
     pub fn is_required(self) -> bool {
-        self != Needed::Cudnn
+        !matches!(self, Needed::Cudnn | Needed::Nvml)
     }
 
     /// The command that gets it.
@@ -47,6 +50,7 @@ impl Needed {
             Needed::Nvrtc => "install the CUDA 13 toolkit, or: pip install nvidia-cuda-nvrtc",
             Needed::BlasLt => "install the CUDA 13 toolkit, or: pip install nvidia-cublas",
             Needed::Cudnn => "pip install nvidia-cudnn-cu13",
+            Needed::Nvml => "it comes with NVIDIA's driver; without it utilisation and power are left out",
         }
     }
 
@@ -58,6 +62,7 @@ impl Needed {
                 Needed::Nvrtc => &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"],
                 Needed::BlasLt => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
                 Needed::Cudnn => &["cudnn64_9.dll"],
+                Needed::Nvml => &["nvml.dll"],
             };
         }
         match self {
@@ -65,6 +70,7 @@ impl Needed {
             Needed::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Needed::BlasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
             Needed::Cudnn => &["libcudnn.so.9", "libcudnn.so"],
+            Needed::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
         }
     }
 }

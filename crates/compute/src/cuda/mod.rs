@@ -12,6 +12,7 @@ mod driver;
 mod library;
 mod linear;
 mod modules;
+mod nvml;
 mod nvrtc;
 mod quantise;
 mod rows;
@@ -19,6 +20,7 @@ mod staging;
 mod symbols;
 
 pub use library::Needed;
+pub use nvml::{Gauge, Reading};
 
 use std::{
     cell::RefCell,
@@ -129,7 +131,7 @@ pub fn probe(folders: &[PathBuf]) -> (Vec<LibraryReport>, Vec<CardReport>) {
                 }),
                 Needed::Nvrtc => described(Nvrtc::open(folders).map(|nvrtc| nvrtc.describe())),
                 Needed::Cudnn => described(cudnn::describe(folders)),
-                Needed::BlasLt => match library::open(needed, folders) {
+                Needed::BlasLt | Needed::Nvml => match library::open(needed, folders) {
                     Some(found) => Ok(found.path.display().to_string()),
                     None => Err(driver::missing(needed, "it was not found").to_string()),
                 },

@@ -1,6 +1,6 @@
 //! Where the time of a training step goes.
 
-use std::time::Duration;
+use std::{cmp::Ordering, time::Duration};
 
 use ironmill_compute::kernel::Work;
 use ironmill_data::Loader;
@@ -24,6 +24,23 @@ pub struct KernelTime {
     pub work: Work,
 }
 
+/// A step by what it does, in the order in which it does it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepParts {
+    /// Filling the batch.
+    pub data: Duration,
+    /// Up to the head.
+    pub forward: Duration,
+    /// The head with the loss and their gradients, which are one kernel.
+    pub head: Duration,
+    /// Behind the head, with what is computed again.
+    pub backward: Duration,
+    /// Norm, tests and optimiser.
+    pub update: Duration,
+    /// Uploads, the reading of results and bookkeeping.
+    pub host: Duration,
+}
+
 /// One step, taken apart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepProfile {
@@ -32,6 +49,8 @@ pub struct StepProfile {
     /// Kernels by stage, the longest of a stage first. Their times add up to the step's. The host's own work belongs to
     /// [`Stage::Other`]: `data` is the filling of the batch, `host` are uploads, the reading of results and bookkeeping.
     pub kernels: Vec<KernelTime>,
+    /// The same time by what was done.
+    pub parts: StepParts,
 }
 
 impl StepProfile {
@@ -47,10 +66,21 @@ impl StepProfile {
 impl Trainer {
     /// Takes one step on the next samples of a loader and says where its time went.
     pub fn profile_step(&mut self, loader: &Loader) -> Result<StepProfile> {
-        let mut kernels = Vec::new();
+        let (mut kernels, mut parts) = (Vec::new(), StepParts::default());
+        let update = self.update_program();
         let report = self.step_by(loader, &mut |runtime, program| {
-            for LaunchTime { stage, kernel, work, time } in runtime.profile(program)? {
+            let launches = runtime.profile(program)?;
+            // A program that is not fused has the loss and its gradient apart, with nothing of the model between them.
+            let is_head = |launch: &LaunchTime| ["head_loss", "cross_entropy_grad"].contains(&launch.kernel);
+            let head = launches.iter().position(is_head).unwrap_or(launches.len());
+            for (index, LaunchTime { stage, kernel, work, time }) in launches.into_iter().enumerate() {
                 add(&mut kernels, stage, kernel, time, work);
+                *match index.cmp(&head) {
+                    _ if program == update => &mut parts.update,
+                    Ordering::Less => &mut parts.forward,
+                    Ordering::Equal => &mut parts.head,
+                    Ordering::Greater => &mut parts.backward,
+                } += time;
             }
             Ok(())
         })?;
@@ -59,7 +89,8 @@ impl Trainer {
         add(&mut kernels, Stage::Other, "data", report.waited, Work::default());
         add(&mut kernels, Stage::Other, "host", host, Work::default());
         kernels.sort_by_key(|kernel| (kernel.stage, std::cmp::Reverse(kernel.time)));
-        Ok(StepProfile { report, kernels })
+        (parts.data, parts.host) = (report.waited, host);
+        Ok(StepProfile { report, kernels, parts })
     }
 }
 

@@ -12,6 +12,7 @@ use ironmill_graph::{
 };
 
 use super::{
+    inside::Inside,
     options::{Batch, TrainOptions},
     report::{GuardState, StepReport},
     scale::LossScale,
@@ -50,9 +51,9 @@ impl MemoryPlan {
 
 /// A model in training.
 pub struct Trainer {
-    engine: Engine,
+    pub(super) engine: Engine,
     options: TrainOptions,
-    state: TrainingState,
+    pub(super) state: TrainingState,
     /// For each length of samples, the programs of the first and of the further micro-batches.
     micros: Vec<(usize, [Micro; 2])>,
     update: ProgramId,
@@ -68,11 +69,13 @@ pub struct Trainer {
     scale: LossScale,
     plateau: Plateau,
     /// The exponent of the scale that the last reported step was taken with.
-    last_exponent: i32,
+    pub(super) last_exponent: i32,
     /// The step that the device is already working on.
     queued: Option<Queued>,
     /// When the last step ended.
     ended: Option<Instant>,
+    /// What looks at the norms of the model's parts.
+    pub(super) inside: Option<Inside>,
 }
 
 /// A step whose work the device has been given, and whose results have not been read.
@@ -90,9 +93,9 @@ struct Queued {
 
 /// The persistent buffers of training.
 #[derive(Clone, Copy)]
-struct TrainingState {
+pub(super) struct TrainingState {
     model: Buffers,
-    optimiser: OptimiserState,
+    pub(super) optimiser: OptimiserState,
 }
 
 /// What the host writes for an update.
@@ -200,6 +203,7 @@ impl Trainer {
             last_exponent: 0,
             queued: None,
             ended: None,
+            inside: None,
         })
     }
 
@@ -454,6 +458,11 @@ impl Trainer {
     pub fn skip_samples(&mut self, samples: u64) {
         assert!(!self.is_ahead(), "samples are left out between steps");
         self.samples += samples;
+    }
+
+    /// The program of the update.
+    pub(super) fn update_program(&self) -> ProgramId {
+        self.update
     }
 
     /// Matrix products that a step of the longest samples launches.
