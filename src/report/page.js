@@ -53,7 +53,9 @@
   const line = (run, track, name, more = {}) => ({ run, track: runs[run][track], curve: runs[run][track].curves[name], ...more });
   const shown = () => runs.map((_, index) => index).filter((index) => !view.hidden.has(index));
   const each = (track, name, more) => shown().map((run) => line(run, track, name, { colour: colour(run), label: runs[run].name, ...more }));
-  const groups = (track) => Object.keys(runs[view.run][track].curves).map((name, at) => line(view.run, track, name, { colour: colour(at), label: name }));
+  // From the first part to the last, so that depth can be seen.
+  const ramp = (at, count) => `hsl(${Math.round(215 - 195 * at / Math.max(1, count - 1))} 72% 55%)`;
+  const groups = (track) => Object.keys(runs[view.run][track].curves).map((name, at, all) => line(view.run, track, name, { colour: ramp(at, all.length), label: name }));
   const titled = (note) => (several ? runs[view.run].name : note);
   const onCard = runs.some((run) => run.machine.curves.used_bytes);
   const CHARTS = [
@@ -70,9 +72,9 @@
       ...each('machine', 'planned_bytes', several ? { dashed: true, kind: 'planned' } : { label: 'planned', colour: colour(1), dashed: true }),
     ] },
     { title: 'GPU utilisation', format: percent, zero: true, lines: () => each('machine', 'gpu_utilization') },
-    { title: 'GPU power', format: (n) => `${short(n)} W`, zero: true, lines: () => each('machine', 'gpu_watts') },
     { title: 'Gradient norm by part', note: () => titled('at evaluations'), format: small, zero: true, keys: true, lines: () => groups('gradients') },
     { title: 'Weight norm by part', note: () => titled('at evaluations'), format: small, zero: true, keys: true, lines: () => groups('weights') },
+    { title: 'GPU power', format: (n) => `${short(n)} W`, zero: true, lines: () => each('machine', 'gpu_watts') },
   ];
 
   const smoothed = (numbers, weight) => {
