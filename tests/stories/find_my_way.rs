@@ -104,7 +104,7 @@ fn the_doctor_looks_at_everything() {
     assert_eq!(found["threads"], 1);
     // A machine without a card has all libraries listed, too, with how to get them.
     let cuda = &found["cuda"];
-    assert_eq!(cuda["libraries"].as_array().unwrap().len(), 4, "{found}");
+    assert_eq!(cuda["libraries"].as_array().unwrap().len(), 5, "{found}");
     assert_eq!(found["devices"][0] == "cuda", cuda["is_used"] == true, "{found}");
     // Anything that runs these tests does a million and less than a thousand million million a second.
     for rate in ["flops_per_s", "read_bytes_per_s"] {

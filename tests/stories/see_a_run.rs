@@ -175,8 +175,8 @@ fn training_stops_when_the_validation_loss_no_longer_falls_also_after_a_kill() {
     assert_eq!(run("straight").code, 0);
     assert_eq!(numbers(&desk, "straight", "step").len(), 8, "what has stopped does not go on");
 
-    desk.ok(&[&still[..], &stops, &["--out", "resumed", "--train.steps", "5"]].concat());
-    assert_eq!(numbers(&desk, "resumed", "step").len(), 5);
+    desk.ok(&[&still[..], &stops, &["--out", "resumed", "--train.steps", "4"]].concat());
+    assert_eq!(numbers(&desk, "resumed", "step").len(), 4);
     let outcome = desk.run(&[&still[..6], &stops, &["--out", "resumed"]].concat());
     assert!(
         outcome.stderr.contains("stopped early: the validation loss was best at step 2"),
