@@ -50,7 +50,8 @@ fn is_taken(graph: &Graph, node: &Node) -> bool {
         kernel => matches!(kernel, Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. }),
     };
     let factors = node.inputs.iter().take(2);
-    is_product && node.stage != Stage::Head && factors.into_iter().all(|&factor| suits(graph.shape(factor)))
+    let is_in_block = ![Stage::Head, Stage::Optimiser].contains(&node.stage);
+    is_product && is_in_block && factors.into_iter().all(|&factor| suits(graph.shape(factor)))
 }
 
 /// Activations leave the products that they were fused with.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use ironmill_compute::{Adam, DType, Device, GUARD_STATISTICS, Guard, HostData, Sgd, UpdateRange, Verdict};
-use ironmill_graph::{Layout, Optimiser, OptimiserState, Passes, Runtime, States, update_program};
+use ironmill_graph::{
+    EightBits, Layout, Muon, MuonMatrix, Optimiser, OptimiserState, Passes, Runtime, States, update_program,
+};
 
 use crate::{
     cases::normals,
@@ -77,6 +79,26 @@ fn clipping(clip: f32) -> Guard {
     Guard { clip, loss_outlier: 0.0, norm_outlier: 0.0, warmup: 0, holds: false }
 }
 
+/// The buffers of an optimiser.
+fn declare(states: &mut States, optimiser: &Optimiser, len: usize) -> OptimiserState {
+    let mut flat = |name| states.declare(name, DType::F32, len);
+    let (parameters, gradient_state, first_moment) =
+        (flat("parameters"), flat("gradients"), flat("first moment"));
+    let second_moment = (!matches!(optimiser, Optimiser::Sgd(_))).then(|| flat("second moment"));
+    let counter = states.declare("counter", DType::U32, 1);
+    OptimiserState {
+        parameters,
+        gradients: gradient_state,
+        first_moment,
+        second_moment,
+        counter,
+        loss: states.declare("loss", DType::F32, 1),
+        guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
+        average: None,
+        len,
+    }
+}
+
 fn run(
     device: Box<dyn Device>,
     guard: Guard,
@@ -87,22 +109,8 @@ fn run(
 ) -> Outcome {
     let len = start.len();
     let mut states = States::default();
-    let mut flat = |name| states.declare(name, DType::F32, len);
-    let (parameters, gradient_state, first_moment) =
-        (flat("parameters"), flat("gradients"), flat("first moment"));
-    let second_moment = matches!(optimiser, Optimiser::Adam(_)).then(|| flat("second moment"));
-    let counter = states.declare("counter", DType::U32, 1);
-    let state = OptimiserState {
-        parameters,
-        gradients: gradient_state,
-        first_moment,
-        second_moment,
-        counter,
-        loss: states.declare("loss", DType::F32, 1),
-        guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
-        average: None,
-        len,
-    };
+    let state = declare(&mut states, &optimiser, len);
+    let OptimiserState { parameters, first_moment, second_moment, counter, .. } = state;
     let update = update_program(state, guard, optimiser);
     let mut runtime = Runtime::new(device, &states).unwrap();
     let program = runtime.compile(update.graph, &Passes::ALL).unwrap();
@@ -271,4 +279,20 @@ fn a_range_has_a_rate_of_its_own() {
             assert_close(&format!("{kind:?}"), &go(0.1, 0.5).parameters, &go(0.05, 1.0).parameters, 1e-6);
         }
     }
+}
+
+/// Eight bits are for the products of layers; those that make a matrix orthogonal would be spoilt by them.
+#[test]
+fn products_of_an_optimiser_are_never_of_eight_bits() {
+    let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: true, ranges: Arc::from([]) };
+    let matrix = MuonMatrix { start: 0, rows: 32, columns: 48, weight_decay: 0.0, rate: 1.0 };
+    let optimiser = Optimiser::Muon(Muon { momentum: 0.9, matrices: vec![matrix], rest: adam });
+    let mut states = States::default();
+    let state = declare(&mut states, &optimiser, 32 * 48);
+    let update = update_program(state, clipping(1.0), optimiser);
+    let mut runtime = Runtime::new(exact(), &states).unwrap();
+    let passes = Passes { eight_bits: EightBits::Blocks, ..Passes::ALL };
+    let program = runtime.compile(update.graph, &passes).unwrap();
+    assert!(runtime.kernels(program).all(|kernel| !kernel.name().contains("quantise")));
+    assert_eq!(runtime.kernels(program).map(|kernel| kernel.matrix_products()).sum::<usize>(), 15);
 }

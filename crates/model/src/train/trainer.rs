@@ -7,8 +7,8 @@ use ironmill_compute::{
 };
 use ironmill_data::{BatchMut, Loader};
 use ironmill_graph::{
-    Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, dry_run,
-    push_refresh, update_program,
+    Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, Update,
+    dry_run, push_refresh, update_program,
 };
 
 use super::{
@@ -170,11 +170,7 @@ impl Trainer {
             };
             micros.push((length, [compile(false)?, compile(true)?]));
         }
-        let optimiser = options.optimiser(model.layout());
-        let mut step = update_program(state.optimiser, options.guard.build(options.grad_clip), optimiser);
-        if let Some((dtype, copy)) = state.model.working {
-            push_refresh(&mut step.graph, state.optimiser.len, dtype, state.model.parameters, copy);
-        }
+        let step = update_graph(&model, state, &options);
         let update = runtime.compile(step.graph, &passes)?;
         let mut engine = Engine::with_runtime(runtime, model, state.model, values)?;
         if let Some((average, _)) = state.optimiser.average {
@@ -213,7 +209,9 @@ impl Trainer {
         let mut states = States::default();
         let state = declare(&mut states, model, options);
         let (graph, _) = micro_graph(model, state, options, options.longest(), false)?;
-        let plan = dry_run(graph, &state.model.passes(&options.passes))?;
+        let passes = state.model.passes(&options.passes);
+        let plan = dry_run(graph, &passes)?;
+        let update = dry_run(update_graph(model, state, options).graph, &passes)?;
         Ok(MemoryPlan {
             parameters: model.layout().count(),
             flops_per_token: model.config().flops_per_token(),
@@ -222,7 +220,7 @@ impl Trainer {
                 .iter()
                 .map(|spec| (spec.name.clone(), spec.len * spec.dtype.bytes()))
                 .collect(),
-            arena_bytes: plan.arena_bytes,
+            arena_bytes: plan.arena_bytes.max(update.arena_bytes),
             unshared_bytes: plan.unshared_bytes,
             // The first and the further micro-batches are two programs with inputs of their own.
             input_bytes: 2 * options.lengths.len() * plan.input_bytes,
@@ -576,6 +574,16 @@ fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> Traini
         len,
     };
     TrainingState { model: buffers, optimiser }
+}
+
+/// Guard, optimiser and average over the flat buffers, and the refreshing of a working copy.
+fn update_graph(model: &Model, state: TrainingState, options: &TrainOptions) -> Update {
+    let guard = options.guard.build(options.grad_clip);
+    let mut step = update_program(state.optimiser, guard, options.optimiser(model.layout()));
+    if let Some((dtype, copy)) = state.model.working {
+        push_refresh(&mut step.graph, state.optimiser.len, dtype, state.model.parameters, copy);
+    }
+    step
 }
 
 /// Forward, loss and backward of one micro-batch; gradients and the loss are written (or added) to state.
