@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::file::{CountSettings, CountTotals, CountsFile, CountsWriter};
+use super::hot::{HotTable, Span};
 use super::key::{MAX_PACKED, N_PARTITIONS, Packed, hash, hash_packed, pack};
 use super::spill::{SPILL_BYTES, Spill, check_free};
 use super::table::Table;
@@ -11,6 +12,9 @@ use crate::scan::Ends;
 use crate::special::{Part, Specials};
 use crate::splitter::Splitter;
 use crate::{Error, Progress, Result};
+
+/// How many pieces the hot table looks up before the large one sees those that it does not have.
+const AT_ONCE: usize = 256;
 
 /// Pieces whose slots are asked for before the first of them is looked up.
 const AHEAD: usize = 32;
@@ -24,6 +28,7 @@ pub struct PieceCounter {
     splitter: Splitter,
     specials: Specials,
     ends: Box<Ends>,
+    hot: HotTable,
     table: Table,
     total: u64,
     room: CounterRoom,
@@ -47,11 +52,13 @@ impl CounterRoom {
 impl PieceCounter {
     /// A counter of the pieces of `pattern`; `special` tokens are taken out of texts before counting.
     pub fn new(pattern: &Pattern, special: &[String], room: CounterRoom) -> Result<Self> {
-        let table = Table::new(room.memory.saturating_sub(SPILL_BYTES).max(CounterRoom::MIN_MEMORY / 2));
+        let besides = SPILL_BYTES + HotTable::N_BYTES;
+        let table = Table::new(room.memory.saturating_sub(besides).max(CounterRoom::MIN_MEMORY / 2));
         Ok(Self {
             splitter: Splitter::new(pattern)?,
             specials: Specials::numbered(special)?,
             ends: Box::new(Ends::new()),
+            hot: HotTable::new(),
             table,
             total: 0,
             room,
@@ -63,7 +70,7 @@ impl PieceCounter {
     ///
     /// After an error the text may be counted in part.
     pub fn add(&mut self, text: &str) -> Result<()> {
-        let Self { splitter, specials, ends, table, total, .. } = self;
+        let Self { splitter, specials, ends, hot, table, total, .. } = self;
         let mut spilling = Spilling { room: &self.room, spill: &mut self.spill };
         specials.for_each_part(text.as_bytes(), |part| {
             let Part::Text(part) = part else { return Ok(()) };
@@ -74,7 +81,7 @@ impl PieceCounter {
                     let mut start = 0;
                     while start < part.len() {
                         scanner.ends(part, start, ends);
-                        add_batch(table, part.as_bytes(), &mut start, ends.as_slice());
+                        add_batch(hot, table, part.as_bytes(), &mut start, ends.as_slice());
                         add_total(total, ends.as_slice().len() as u64)?;
                         spilling.if_full(table)?;
                     }
@@ -133,30 +140,41 @@ fn add_total(total: &mut u64, count: u64) -> Result<()> {
 }
 
 /// Counts the pieces of `text` between `start` and each of `ends`.
+#[inline(never)]
+fn add_batch(hot: &mut HotTable, table: &mut Table, text: &[u8], start: &mut usize, ends: &[usize]) {
+    let mut missed = [(0, 0); AT_ONCE];
+    for ends in ends.chunks(AT_ONCE) {
+        let n_missed = hot.add(text, start, ends, &mut missed);
+        for spans in missed[..n_missed].chunks(AHEAD) {
+            add_spans(hot, table, text, spans);
+        }
+    }
+}
+
+/// Counts pieces that the hot table does not have.
 ///
 /// Keys of a few dozen pieces are made first and their slots asked for, so that the look-ups wait for memory together.
-#[inline(never)]
-fn add_batch(table: &mut Table, text: &[u8], start: &mut usize, ends: &[usize]) {
+#[inline(always)]
+fn add_spans(hot: &mut HotTable, table: &mut Table, text: &[u8], spans: &[Span]) {
     let mut keys: [(Packed, u64); AHEAD] = [(0, 0); AHEAD];
-    for ends in ends.chunks(AHEAD) {
-        let mut n_keys = 0;
-        for &end in ends {
-            let n_bytes = end - *start;
-            if n_bytes <= MAX_PACKED {
-                let key = pack(text, *start, n_bytes);
-                let hash = hash_packed(key);
-                table.prefetch(hash);
-                keys[n_keys] = (key, hash);
-                n_keys += 1;
-            } else {
-                let piece = &text[*start..end];
-                table.add_long(piece, hash(piece), 1);
-            }
-            *start = end;
+    let mut n_keys = 0;
+    for &(start, end) in spans {
+        if hot.takes(text, (start, end), table) {
+            continue;
         }
-        for &(key, hash) in &keys[..n_keys] {
-            table.add_packed(key, hash, 1);
+        if end - start <= MAX_PACKED {
+            let key = pack(text, start, end - start);
+            let hash = hash_packed(key);
+            table.prefetch(hash);
+            keys[n_keys] = (key, hash);
+            n_keys += 1;
+        } else {
+            let piece = &text[start..end];
+            table.add_long(piece, hash(piece), 1);
         }
+    }
+    for &(key, hash) in &keys[..n_keys] {
+        table.add_packed(key, hash, 1);
     }
 }
 
@@ -204,7 +222,7 @@ impl CountedPieces {
     /// Puts the counts of several counters together. If they fit `memory` they stay there; otherwise they are summed up
     /// partition by partition into the counts file `spilled`.
     pub fn combine(
-        counters: Vec<PieceCounter>,
+        mut counters: Vec<PieceCounter>,
         settings: &CountSettings,
         documents: u64,
         memory: usize,
@@ -213,6 +231,10 @@ impl CountedPieces {
     ) -> Result<Self> {
         let pieces = counters.iter().try_fold(0u64, |sum, counter| sum.checked_add(counter.total));
         let pieces = pieces.ok_or_else(|| Error::CountOverflow("all pieces".to_owned()))?;
+        for PieceCounter { hot, table, room, spill, .. } in &mut counters {
+            hot.drain_into(table);
+            Spilling { room, spill }.if_full(table)?;
+        }
         let has_spilled = counters.iter().any(|counter| counter.spill.is_some());
         let mut sizes: Vec<usize> = counters.iter().map(|counter| counter.table.n_bytes()).collect();
         sizes.sort_unstable();

@@ -12,11 +12,22 @@ const MIX: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 /// The bytes of a short piece, lowest first, and its length in the top byte. Never zero, since no piece is empty.
 pub(super) type Packed = u128;
 
+/// For each length, the bits of so many bytes: a load costs less than shifting 128 bits.
+const LOW_BYTES: [u128; MAX_PACKED + 1] = {
+    let mut masks = [0; MAX_PACKED + 1];
+    let mut n_bytes = 0;
+    while n_bytes < masks.len() {
+        masks[n_bytes] = (1 << (8 * n_bytes)) - 1;
+        n_bytes += 1;
+    }
+    masks
+};
+
 /// The key of the piece of `n_bytes`, at most [`MAX_PACKED`], that starts at `start` of `text`.
 #[inline(always)]
 pub(super) fn pack(text: &[u8], start: usize, n_bytes: usize) -> Packed {
     let word = match text.get(start..).and_then(|rest| rest.first_chunk::<16>()) {
-        Some(bytes) => u128::from_le_bytes(*bytes) & ((1 << (8 * n_bytes)) - 1),
+        Some(bytes) => u128::from_le_bytes(*bytes) & LOW_BYTES[n_bytes % LOW_BYTES.len()],
         None => {
             let mut bytes = [0; 16];
             bytes[..n_bytes].copy_from_slice(&text[start..start + n_bytes]);

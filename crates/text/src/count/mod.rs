@@ -4,6 +4,7 @@
 
 mod counter;
 mod file;
+mod hot;
 mod key;
 mod record;
 mod spill;
