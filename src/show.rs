@@ -1,7 +1,7 @@
 //! Everything a person sees. Results go to stdout; progress, notes, warnings and errors go to stderr.
 //!
 //! On a terminal a phase is one live line with a bar, a rate and the time left. Elsewhere it is a plain line every
-//! five seconds, and with `--json` a JSON object a line. `--quiet` leaves only results, warnings and errors.
+//! five seconds or hundred files, and with `--json` a JSON object a line. `--quiet` leaves only results, warnings and errors.
 
 pub mod numbers;
 mod training;
@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 
 /// How much time passes between two plain lines of one phase.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How many files pass between two plain lines at most.
+const PLAIN_FILES: u64 = 100;
 
 /// The one place that writes to the terminal.
 pub struct Show {
@@ -52,9 +55,18 @@ struct Phase {
     total: Option<u64>,
     unit: String,
     done: u64,
+    files: Option<Files>,
     started: Instant,
     last_line: Instant,
     bar: Option<ProgressBar>,
+}
+
+/// Where a phase is among its files.
+struct Files {
+    number: u64,
+    total: u64,
+    /// Where it was when the last line was written.
+    told: u64,
 }
 
 impl Show {
@@ -182,7 +194,8 @@ impl Show {
         });
         let (name, unit, total) = ("train".into(), "steps".into(), Some(steps));
         let now = Instant::now();
-        *self.phase() = Some(Phase { name, total, unit, done, started: now, last_line: now, bar });
+        *self.phase() =
+            Some(Phase { name, total, unit, done, files: None, started: now, last_line: now, bar });
     }
 
     /// Ends the phase of [`Show::start_training`].
@@ -240,8 +253,8 @@ impl Progress for Show {
     fn start(&self, phase: &str, total: Option<u64>, unit: &str) {
         let bar = self.live.then(|| {
             let template = match total {
-                Some(_) => "{prefix:10} {bar:24} {done}, {rate}, {eta} left",
-                None => "{prefix:10} {spinner} {done}, {rate}",
+                Some(_) => "{prefix:10} {bar:24} {done}, {msg}{rate}, {eta} left",
+                None => "{prefix:10} {spinner} {done}, {msg}{rate}",
             };
             let (done_unit, rate_unit) = (unit.to_string(), unit.to_string());
             let style = bar_style(template)
@@ -258,7 +271,18 @@ impl Progress for Show {
         });
         let now = Instant::now();
         let (name, unit) = (phase.to_string(), unit.to_string());
-        *self.phase() = Some(Phase { name, total, unit, done: 0, started: now, last_line: now, bar });
+        *self.phase() =
+            Some(Phase { name, total, unit, done: 0, files: None, started: now, last_line: now, bar });
+    }
+
+    fn at_file(&self, number: u64, total: u64) {
+        let mut guard = self.phase();
+        let Some(phase) = guard.as_mut() else { return };
+        let files = phase.files.get_or_insert(Files { number, total, told: 0 });
+        if let Some(bar) = phase.bar.as_ref().filter(|_| files.number != number || number == 1) {
+            bar.set_message(format!("file {} of {}, ", numbers::grouped(number), numbers::grouped(total)));
+        }
+        files.number = number;
     }
 
     fn advance(&self, amount: u64) {
@@ -268,8 +292,8 @@ impl Progress for Show {
         if let Some(bar) = &phase.bar {
             bar.inc(amount);
         }
-        if !self.quiet && phase.bar.is_none() && phase.last_line.elapsed() >= PLAIN_INTERVAL {
-            phase.last_line = Instant::now();
+        if !self.quiet && phase.bar.is_none() && phase.is_line_due() {
+            phase.note_line();
             self.write_line(None, &phase.progress_line(), || phase.to_json("progress"));
         }
     }
@@ -286,6 +310,25 @@ impl Progress for Show {
 }
 
 impl Phase {
+    fn is_line_due(&self) -> bool {
+        self.last_line.elapsed() >= PLAIN_INTERVAL
+            || self.files.as_ref().is_some_and(|files| files.number >= files.told + PLAIN_FILES)
+    }
+
+    fn note_line(&mut self) {
+        self.last_line = Instant::now();
+        if let Some(files) = &mut self.files {
+            files.told = files.number;
+        }
+    }
+
+    /// Where it is among its files, for the middle of a line.
+    fn file(&self) -> String {
+        self.files.as_ref().map_or(String::new(), |files| {
+            format!(", file {} of {}", numbers::grouped(files.number), numbers::grouped(files.total))
+        })
+    }
+
     fn per_s(&self) -> f64 {
         self.done as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
     }
@@ -297,17 +340,24 @@ impl Phase {
     fn progress_line(&self) -> String {
         let done = numbers::amount(self.done, &self.unit);
         let Some(total) = self.total.filter(|&total| total > 0) else {
-            return format!("{}: {done}, {}", self.name, self.rate());
+            return format!("{}: {done}{}, {}", self.name, self.file(), self.rate());
         };
         let percent = self.done.min(total) * 100 / total;
-        let left = Duration::from_secs_f64(total.saturating_sub(self.done) as f64 / self.per_s().max(1e-9));
+        let left = self.time_left(total);
         let total = numbers::amount(total, &self.unit);
         format!(
-            "{}: {done} of {total} ({percent} %), {}, {} left",
+            "{}: {done} of {total} ({percent} %){}, {}, {} left",
             self.name,
+            self.file(),
             self.rate(),
             numbers::time(left)
         )
+    }
+
+    fn time_left(&self, total: u64) -> Duration {
+        // A phase that has not begun to move may take for ever, but not longer than can be said.
+        let seconds = total.saturating_sub(self.done) as f64 / self.per_s().max(1e-9);
+        Duration::from_secs_f64(seconds.min(1e9))
     }
 
     fn finish_line(&self) -> String {
@@ -323,6 +373,10 @@ impl Phase {
             "total": self.total,
             "unit": self.unit,
             "seconds": self.started.elapsed().as_secs_f64(),
+            "per_second": self.per_s(),
+            "seconds_left": self.total.map(|total| self.time_left(total).as_secs_f64()),
+            "file": self.files.as_ref().map(|files| files.number),
+            "files": self.files.as_ref().map(|files| files.total),
         })
     }
 }

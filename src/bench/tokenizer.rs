@@ -3,10 +3,11 @@
 use super::clock::{Clock, counted_name};
 use super::limits::Limits;
 use super::{Spread, cpu};
+use crate::config::DEFAULT_MEMORY;
 use crate::failure::Result;
 use crate::show::Show;
 use crate::show::numbers::{bytes, counted};
-use crate::stages::tokenizer::{Budget, DEFAULT_MEMORY, count_pieces};
+use crate::stages::tokenizer::{Budget, count_pieces};
 use ironmill_data::{Chunk, InputOptions, Inputs};
 use ironmill_text::{
     BpeOptions, CountSettings, CounterRoom, Pattern, PieceCounter, Silent, TextCuts, learn_bpe,
@@ -50,7 +51,7 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
             Ok(())
         })
     })?;
-    let room = CounterRoom { memory: DEFAULT_MEMORY as usize, scratch: None };
+    let room = CounterRoom { memory: DEFAULT_MEMORY as usize, scratch: None, approximate: false };
     let mut n_pieces = 0;
     let scan = repeat(rounds, 1, || {
         let mut counter = PieceCounter::new(&plan.pattern, &special, room.clone())?;
@@ -74,7 +75,7 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     for _ in 0..rounds {
         let pieces = count_pieces(&inputs, &settings, &budget, &quiet, &never)?;
         let clock = Clock::now();
-        n_merges = learn_bpe(pieces, &options, budget.for_learning(), &Silent)?.1.merges;
+        n_merges = learn_bpe(pieces, &options, &budget.for_learning(), &Silent)?.1.merges;
         learn.push(clock.elapsed().counted(1));
     }
     let learn = Spread::of(learn);

@@ -41,7 +41,7 @@ pub struct Reading {
     /// The text between documents of one file
     #[arg(long, value_name = "TEXT")]
     document_separator: Option<String>,
-    /// The field of a JSON lines row that holds the text
+    /// The field of a JSON lines row, or the column of a parquet file, that holds the text
     #[arg(long, default_value = "text", value_name = "NAME")]
     text_key: String,
     /// What to do with text that is not UTF-8

@@ -111,6 +111,9 @@ pub struct TrainArgs {
     /// Train line by line, as Hugging Face's file reader does
     #[arg(long)]
     lines: bool,
+    /// Leave out the rarest pieces when they do not fit the memory, instead of counting all on disk; tells how much that is
+    #[arg(long, conflicts_with = "counts")]
+    approximate: bool,
     #[command(flatten)]
     room: Room,
     #[command(flatten)]
@@ -227,13 +230,20 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
         special: args.special.clone(),
         ties: name(args.ties.to_possible_value()).filter(|_| is_bpe),
         min_count: Some(args.min_count),
+        // The memory is no part of what a tokenizer is made of.
+        memory: None,
     };
     check_can_write(&args.out)?;
     let counting = Counting {
         by_lines: args.lines,
         max_token_length: args.max_token_length.map(NonZeroUsize::get),
-        budget: args.room.budget(context, &args.out)?,
+        budget: args.room.budget(context, &args.out)?.approximate(args.approximate),
     };
+    if args.approximate && !is_bpe {
+        let message =
+            "--approximate is about the pieces of a bpe tokenizer: leave it out, or leave out --kind";
+        return Err(Failure::new(Code::Usage, message));
+    }
     // There is nothing to save half-way, so a signal ends the program in the system's own way.
     let never = AtomicBool::new(false);
     let (trained, origin) = match &args.counts {

@@ -81,6 +81,7 @@ pub const KEYS: &[Key] = &[
     key("tokenizer", "special", Kind::Texts),
     key("tokenizer", "ties", Kind::Choice(&["hf", "raw", "bytes"])),
     key("tokenizer", "min_count", Kind::Count),
+    key("tokenizer", "memory", Kind::Count),
     key("tokenizer", "file", Kind::Path),
     key("data", "input", Kind::Inputs),
     key("data", "document_separator", Kind::Text),
@@ -158,7 +159,7 @@ pub const KEYS: &[Key] = &[
 
 /// Keys of a later version, refused by name rather than as unknown.
 const LATER_KEYS: &[(&str, &str)] =
-    &[("tokenizer", "memory"), ("data", "workers"), ("train", "keep_best"), ("sample", "repetition_penalty")];
+    &[("data", "workers"), ("train", "keep_best"), ("sample", "repetition_penalty")];
 
 const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
     Key { section, name, kind, later: &[] }

@@ -51,6 +51,9 @@ pub enum TokenizerConfig {
     Train(TokenizerTraining),
 }
 
+/// The memory that training a tokenizer may take unless told otherwise.
+pub const DEFAULT_MEMORY: u64 = 4 << 30;
+
 /// How a tokenizer is trained.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokenizerTraining {
@@ -70,6 +73,9 @@ pub struct TokenizerTraining {
     /// Pairs, characters or words that are rarer are left out. The byte kind leaves nothing out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_count: Option<u64>,
+    /// The most memory that training takes, in bytes. It changes nothing about the tokenizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
 }
 
 /// `[data]`.

@@ -88,9 +88,9 @@ fn resolve_tokenizer(mut section: Section<'_>, is_encoder: bool) -> Result<Token
     let kind = section.text("kind", "bpe");
     let without: &[&str] = match kind.as_str() {
         "bpe" => &[],
-        "word" => &["ties"],
-        "char" => &["ties", "pattern"],
-        _ => &["ties", "pattern", "vocab_size", "min_count"],
+        "word" => &["ties", "memory"],
+        "char" => &["ties", "pattern", "memory"],
+        _ => &["ties", "pattern", "vocab_size", "min_count", "memory"],
     };
     section.refuse(without, &format!("to tokenizer.kind = \"{kind}\": remove it"))?;
     let has = |name: &str| !without.contains(&name);
@@ -111,6 +111,7 @@ fn resolve_tokenizer(mut section: Section<'_>, is_encoder: bool) -> Result<Token
         pattern,
         special,
         min_count,
+        memory: is_bpe.then(|| section.count("memory", DEFAULT_MEMORY)),
         kind,
     }))
 }

@@ -37,7 +37,7 @@ pub struct Override {
 
 /// Keys, and the keys of their section that have no say beside them.
 const SILENCED: [(&str, [&[&str]; 2]); 5] = [
-    ("tokenizer.file", [&["kind", "vocab_size", "pattern", "special", "ties", "min_count"], &[]]),
+    ("tokenizer.file", [&["kind", "vocab_size", "pattern", "special", "ties", "min_count", "memory"], &[]]),
     ("model.preset", [&["depth"], PRESET_DECIDES]),
     ("model.depth", [&["preset"], DEPTH_DECIDES]),
     ("train.steps", [&["epochs"], &[]]),

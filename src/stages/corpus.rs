@@ -3,9 +3,9 @@
 use super::data::{self, TOKENIZER_NAME};
 use super::model;
 use super::run_folder::RunFolder;
-use super::tokenizer::{self, Budget, Counting, DEFAULT_MEMORY};
+use super::tokenizer::{self, Budget, Counting};
 use crate::cli::Context;
-use crate::config::{Config, MASK, TokenizerConfig, TokenizerTraining};
+use crate::config::{Config, DEFAULT_MEMORY, MASK, TokenizerConfig, TokenizerTraining};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::grouped;
 use ironmill_data::manifest::MANIFEST_NAME;
@@ -151,6 +151,9 @@ fn train_or_reuse(
     stop: &AtomicBool,
 ) -> Result<Tokenizer> {
     let reading = inputs.options();
+    let memory = settings.memory.unwrap_or(DEFAULT_MEMORY);
+    // How much memory it took to make is no part of what was made.
+    let settings = &TokenizerTraining { memory: None, ..settings.clone() };
     let made_of = json!({
         "version": 1,
         "settings": settings,
@@ -168,7 +171,7 @@ fn train_or_reuse(
         context.show.note(&format!("tokenizer: already trained; {size} tokens"));
         return Ok(tokenizer);
     }
-    let budget = Budget::new(DEFAULT_MEMORY, context.threads, Some(run.path().to_path_buf()), false)?;
+    let budget = Budget::new(memory, context.threads, Some(run.path().to_path_buf()), false)?;
     let counting = Counting { by_lines: false, max_token_length: None, budget };
     let trained = tokenizer::train(inputs, settings, &counting, &context.show, stop)?;
     trained.tokenizer.save(&run.tokenizer())?;

@@ -18,9 +18,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
-/// The memory that is allowed unless told otherwise.
-pub const DEFAULT_MEMORY: u64 = 4 << 30;
-
 /// How documents are counted, beside what the tokenizer itself is.
 #[derive(Clone, Debug)]
 pub struct Counting {
@@ -110,7 +107,7 @@ fn learn_pairs(
     show: &Show,
 ) -> Result<Trained> {
     let documents = pieces.totals().documents;
-    let (tokenizer, report) = learn_bpe(pieces, options, counting.budget.for_learning(), show)?;
+    let (tokenizer, report) = learn_bpe(pieces, options, &counting.budget.for_learning(), show)?;
     if report.ended_early {
         show.warn(&format!(
             "no pair was left to merge, so the vocabulary has {} tokens instead of {}: give more text for more",

@@ -73,6 +73,8 @@ const ROWS: &[Row] = &[
     ("tokenizer.special", "<|other|>", &[], "tokenizer"),
     ("tokenizer.ties", "bytes", &["--tokenizer.vocab-size", "600"], "tokenizer"),
     ("tokenizer.min_count", "300", &[], "parameters"),
+    // No tokenizer depends on it, but one is refused that it does not suffice for.
+    ("tokenizer.memory", "1MiB", &[], "exit code"),
     ("tokenizer.file", "given.json", &[], "parameters"),
     ("data.input", "builtin:stories:20KB", &[], "tokens"),
     ("data.document_separator", "---", &["--data.input", "parts.txt"], "documents"),

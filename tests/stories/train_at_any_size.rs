@@ -1,5 +1,6 @@
 use crate::program::Desk;
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -118,14 +119,11 @@ fn a_killed_training_goes_on_from_what_it_had() {
     assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".counts")), "{left:?}");
 }
 
-#[test]
-#[cfg(target_os = "linux")]
-fn the_memory_asked_for_is_not_exceeded() {
-    let desk = Desk::new();
-    // More distinct pieces than the tables of two threads hold, so that they must go to the disk.
+/// Random words, nearly all of them distinct.
+fn many_words(count: u32) -> String {
     let mut text = String::new();
     let mut state = 1u64;
-    for _ in 0..1_600_000 {
+    for _ in 0..count {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let mut number = state >> 34;
         text.push(' ');
@@ -134,8 +132,15 @@ fn the_memory_asked_for_is_not_exceeded() {
             number /= 26;
         }
     }
-    desk.write("many.txt", &text);
-    drop(text);
+    text
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_memory_asked_for_is_not_exceeded() {
+    let desk = Desk::new();
+    // More distinct pieces than the tables of two threads hold, so that they must go to the disk.
+    desk.write("many.txt", many_words(2_200_000));
     let plenty = train(&desk, "plenty.json", &["many.txt", "--threads", "1"]);
     let little = train(
         &desk,
@@ -146,6 +151,145 @@ fn the_memory_asked_for_is_not_exceeded() {
     let peak = |result: &Value| result["peak_memory_bytes"].as_u64().unwrap();
     assert!(peak(&little) <= 128 << 20, "{little}");
     assert!(peak(&plenty) > peak(&little), "{plenty}");
+    // At the floor not even the pieces fit, so that learning has them on disk.
+    let least = ["many.txt", "--threads", "1", "--memory", "80MiB", "--scratch", "work"];
+    let least = train(&desk, "least.json", &least);
+    assert_eq!(desk.read("least.json"), desk.read("plenty.json"));
+    assert!(peak(&least) <= 80 << 20, "{least}");
+}
+
+#[test]
+fn killed_after_any_phase_the_same_command_ends_with_the_same_bytes() {
+    let desk = Desk::new();
+    desk.write("many.txt", many_words(900_000));
+    train(&desk, "plain.json", &["many.txt"]);
+    let fixed =
+        "tokenizer train many.txt --vocab-size 500 --threads 1 --memory 80MiB --scratch work --out t.json";
+    let command: Vec<&str> = fixed.split(' ').collect();
+    // Whatever phase follows the one that has ended is cut short.
+    for ended in ["count:", "sum:", "load:"] {
+        let mut child = desk.start(&command);
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().starts_with(ended)), "there is no {ended}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!desk.path("t.json").exists(), "{ended}");
+    }
+    let last = desk.run(&command);
+    assert!(last.code == 0 && last.stderr.contains("already counted"), "{last:?}");
+    assert_eq!(desk.read("t.json"), desk.read("plain.json"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_scratch_disk_that_fills_up_and_a_file_that_cannot_be_read_are_told() {
+    let desk = Desk::new();
+    desk.write("many.txt", many_words(900_000));
+    let command =
+        "tokenizer train many.txt --vocab-size 500 --threads 1 --memory 80MiB --scratch work --out t.json";
+    // No file may grow beyond a mebibyte, which to the program is a disk that takes no more.
+    let limited =
+        format!("trap '' XFSZ; ulimit -f 2048; exec '{}' {command}", env!("CARGO_BIN_EXE_ironmill"));
+    let output =
+        std::process::Command::new("sh").args(["-c", &limited]).current_dir(desk.path(".")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("work") && said.contains("--scratch"), "{said}");
+    assert!(!desk.path("t.json").exists());
+    let left: Vec<_> = std::fs::read_dir(desk.path("work")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let command: Vec<&str> = command.split(' ').collect();
+    desk.ok(&command);
+    train(&desk, "plenty.json", &["many.txt"]);
+    assert_eq!(desk.read("t.json"), desk.read("plenty.json"));
+
+    // The process's own memory can be opened, but nothing is at its beginning.
+    let read = ["tokenizer", "train", "/proc/self/mem", "--vocab-size", "300", "--out", "u.json"];
+    desk.fails(74, &read, &["/proc/self/mem"]);
+    assert!(!desk.path("u.json").exists());
+}
+
+#[test]
+fn a_corpus_with_next_to_nothing_is_learnt_from_as_far_as_it_goes() {
+    let desk = Desk::new();
+    for (name, text, tokens) in
+        [("byte", "a".to_string(), 257), ("run", "a".repeat(1000), 266), ("few", "ab ab abc".into(), 261)]
+    {
+        desk.write("tiny.txt", text);
+        let run = desk.run(&[
+            "tokenizer",
+            "train",
+            "tiny.txt",
+            "--vocab-size",
+            "9000",
+            "--out",
+            "t.json",
+            "--json",
+        ]);
+        let result: Value = serde_json::from_str(run.stdout.lines().last().unwrap()).unwrap();
+        assert_eq!((run.code, &result["vocab_size"]), (0, &tokens.into()), "{name}: {run:?}");
+        assert!(run.stderr.contains("no pair was left to merge"), "{name}: {run:?}");
+    }
+}
+
+#[test]
+fn approximate_counting_is_asked_for_and_tells_its_error() {
+    let desk = Desk::new();
+    desk.write("many.txt", many_words(1_200_000));
+    let train = |out: &str, extra: &[&str]| {
+        let fixed = ["tokenizer", "train", "many.txt", "--vocab-size", "300", "--threads", "1", "--out", out];
+        let run = desk.run(&[&fixed[..], extra].concat());
+        assert_eq!(run.code, 0, "{run:?}");
+        run.stderr
+    };
+    let exact = train("exact.json", &["--memory", "80MiB"]);
+    assert!(!exact.contains("approximate"), "{exact}");
+    let said = train("rough.json", &["--memory", "80MiB", "--approximate"]);
+    assert!(said.contains("the counts are approximate") && said.contains("too low by more than"), "{said}");
+    assert!(!said.contains(": 0 of 1,"), "{said}");
+    let said = train("same.json", &["--memory", "1GiB", "--approximate"]);
+    assert!(said.contains(": 0 of 1,"), "{said}");
+    assert_eq!(desk.read("same.json"), desk.read("exact.json"));
+    desk.fails(
+        2,
+        &["tokenizer", "train", "many.txt", "--kind", "char", "--approximate", "--out", "c.json"],
+        &["bpe"],
+    );
+}
+
+#[test]
+fn progress_names_the_file_it_is_at() {
+    let desk = Desk::new();
+    for idx in 0..250 {
+        desk.write(&format!("texts/{idx:03}.txt"), "a few words");
+    }
+    let count = ["tokenizer", "count", "texts", "--out", "a.counts", "--threads", "1"];
+    let said = desk.run(&count).stderr;
+    assert!(
+        said.contains("file 100 of 250") && said.contains("file 200 of 250") && said.contains(" left"),
+        "{said}"
+    );
+}
+
+#[test]
+fn parquet_is_read_like_any_other_text() {
+    let desk = Desk::new();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/parquet");
+    let rows: Vec<Option<String>> =
+        serde_json::from_slice(&std::fs::read(format!("{golden}/rows.json")).unwrap()).unwrap();
+    let lines: Vec<String> =
+        rows.iter().flatten().map(|text| serde_json::json!({ "text": text }).to_string()).collect();
+    desk.write("rows.jsonl", lines.join("\n"));
+    train(&desk, "rows.json", &["rows.jsonl"]);
+    train(&desk, "parquet.json", &[&format!("{golden}/zstd-v2.parquet")]);
+    assert_eq!(desk.read("parquet.json"), desk.read("rows.json"));
+    let prepare =
+        ["data", "prepare", &format!("{golden}/plain.parquet"), "--tokenizer", "rows.json", "--out", "data"];
+    desk.ok(&prepare);
+    desk.fails(
+        65,
+        &["tokenizer", "train", &format!("{golden}/lz4.parquet"), "--vocab-size", "300", "--out", "x.json"],
+        &["lz4"],
+    );
 }
 
 #[test]

@@ -37,7 +37,9 @@ pub enum Error {
         path: String,
     },
     /// A pattern matched nothing, or a folder holds no file of a known kind.
-    #[error("no text files match {spec}: known kinds are .txt, .md and .jsonl, each also .gz, .zst and .bz2")]
+    #[error(
+        "no text files match {spec}: known kinds are .txt, .md and .jsonl, each also .gz, .zst and .bz2, and .parquet"
+    )]
     NoMatch {
         /// The pattern or folder as given.
         spec: String,
@@ -78,6 +80,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A parquet file that is none that can be used.
+    #[error("{file}: {reason}; choose another column with --text-key, or convert it to .jsonl")]
+    BadParquet {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A compressed file that does not decompress.
     #[error(
         "{file} is truncated or damaged after {offset} decompressed bytes ({reason}): fetch or compress it again"
@@ -90,19 +100,21 @@ pub enum Error {
         /// What the decompressor said.
         reason: String,
     },
-    /// Text that cannot be cut and does not fit the memory.
+    /// Something that must be held at once and does not fit the memory.
     #[error(
-        "{file}: the text at byte {position} has no place to cut within {} MiB, and {} MiB fit the memory; \
-         allow more with --memory, split it with --document-separator, or use a built-in pattern",
-        n_bytes >> 20,
-        max_bytes >> 20
+        "{file}: {what} at byte {position} takes {} MiB, and {} MiB fit the memory; allow at least {} MiB with --memory",
+        n_bytes.div_ceil(1 << 20),
+        max_bytes >> 20,
+        n_bytes.saturating_mul(crate::documents::HELD_SHARE).div_ceil(1 << 20)
     )]
-    DocumentTooLong {
+    TooLarge {
         /// The file.
         file: String,
-        /// Where the text starts, in bytes after decompression.
+        /// What is too large.
+        what: &'static str,
+        /// Where it starts, in bytes after decompression.
         position: u64,
-        /// How much of it was read.
+        /// What it takes, as far as that is known.
         n_bytes: u64,
         /// How much may be held.
         max_bytes: u64,
@@ -230,7 +242,8 @@ impl Error {
             | Error::BadUtf8 { .. }
             | Error::BadRow { .. }
             | Error::DamagedInput { .. }
-            | Error::DocumentTooLong { .. }
+            | Error::TooLarge { .. }
+            | Error::BadParquet { .. }
             | Error::BadShard { .. }
             | Error::BadManifest { .. }
             | Error::EmptySplit { .. }

@@ -76,7 +76,7 @@ mod testing;
 pub mod yardsticks;
 
 pub use dataset::{Dataset, Split, TokenStream};
-pub use documents::{BadUtf8, Chunk, Document, Documents, InputOptions, Inputs, TextChunks};
+pub use documents::{BadUtf8, Chunk, Document, Documents, HELD_SHARE, InputOptions, Inputs, TextChunks};
 pub use error::{Class, Error, Result};
 pub use inspect::{Summary, TokenSample, VerifyReport, inspect, verify};
 pub use ironmill_text::{Progress, Silent, durable};

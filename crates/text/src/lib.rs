@@ -61,17 +61,18 @@ mod pattern;
 mod prefetch;
 mod progress;
 mod scan;
+mod scratch;
 mod special;
 mod splitter;
 mod tokenizer;
 mod words;
 
-pub use bpe::learn::{PieceSource, learn_bpe};
+pub use bpe::learn::{LearnRoom, PieceSource, learn_bpe};
 pub use bpe::reference::train_bpe as train_bpe_plainly;
 pub use bpe::train::{BpeOptions, Ties, TrainReport, train_bpe};
 pub use characters::{CharCounts, CharOptions, CharReport, train_char};
 pub use count::{
-    CountSettings, CountTotals, CountedPieces, CounterRoom, CountsFile, PieceCounter, merge_counts,
+    CountSettings, CountTotals, CountedPieces, CounterRoom, CountsFile, Loss, PieceCounter, merge_counts,
 };
 pub use counts::PieceCounts;
 pub use cuts::TextCuts;

@@ -6,7 +6,11 @@
 pub trait Progress: Sync {
     /// A phase begins; `total` is its amount of work in `unit`s when that is known.
     fn start(&self, phase: &str, total: Option<u64>, unit: &str);
-    /// `amount` more units are done.
+    /// The phase has come to the `number`-th of so many files; told before `advance`.
+    fn at_file(&self, number: u64, total: u64) {
+        let _ = (number, total);
+    }
+    /// `amount` more units are done; none at all says only that the phase goes on.
     fn advance(&self, amount: u64);
     /// The phase has ended; it may have ended before its total.
     fn finish(&self);

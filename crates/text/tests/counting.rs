@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use ironmill_text::{
-    BpeOptions, CountSettings, CountedPieces, CounterRoom, CountsFile, Error, Pattern, PieceCounter,
-    PieceCounts, Silent, learn_bpe, merge_counts, train_bpe,
+    BpeOptions, CountSettings, CountedPieces, CounterRoom, CountsFile, Error, LearnRoom, Pattern,
+    PieceCounter, PieceCounts, Silent, learn_bpe, merge_counts, train_bpe,
 };
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn count(
     memory: usize,
     folder: &Path,
 ) -> PieceCounter {
-    let room = CounterRoom { memory, scratch: Some(folder.join("scratch")) };
+    let room = CounterRoom { memory, scratch: Some(folder.join("scratch")), approximate: false };
     let mut counter = PieceCounter::new(pattern, special, room).unwrap();
     texts.iter().for_each(|text| counter.add(text).unwrap());
     counter
@@ -88,7 +88,7 @@ fn counters_count_what_the_plain_table_counts() {
         let path = folder.path().join("counts");
         pieces.save(&path, &Silent).unwrap();
         for pieces in [pieces, CountedPieces::from_file(CountsFile::open(&path).unwrap())] {
-            let (found, found_report) = learn_bpe(pieces, &options, u64::MAX, &Silent).unwrap();
+            let (found, found_report) = learn_bpe(pieces, &options, &LearnRoom::UNLIMITED, &Silent).unwrap();
             prop_assert_eq!(found.to_json(), expected.to_json());
             prop_assert_eq!(found_report, report);
         }
@@ -152,7 +152,7 @@ fn pieces_of_more_than_65535_bytes_are_exact() {
     let mut plain = PieceCounts::new(&Pattern::Gpt2, &[]).unwrap();
     texts.iter().for_each(|text| plain.add_document(text.as_bytes()).unwrap());
     let options = BpeOptions::new(280);
-    let (found, _) = learn_bpe(pieces, &options, u64::MAX, &Silent).unwrap();
+    let (found, _) = learn_bpe(pieces, &options, &LearnRoom::UNLIMITED, &Silent).unwrap();
     let (expected, _) = ironmill_text::train_bpe_plainly(&plain, &options).unwrap();
     assert_eq!(found.to_json(), expected.to_json());
 }
@@ -160,11 +160,14 @@ fn pieces_of_more_than_65535_bytes_are_exact() {
 #[test]
 fn without_a_scratch_folder_what_does_not_fit_is_an_error() {
     let mut counter =
-        PieceCounter::new(&Pattern::Gpt2, &[], CounterRoom { memory: 0, scratch: None }).unwrap();
+        PieceCounter::new(&Pattern::Gpt2, &[], CounterRoom { memory: 0, scratch: None, approximate: false })
+            .unwrap();
     let error = many_pieces(3).iter().find_map(|text| counter.add(text).err()).unwrap();
     assert!(matches!(error, Error::NoScratch { .. }), "{error}");
     let scratch = Some("/dev/null/no".into());
-    let mut counter = PieceCounter::new(&Pattern::Gpt2, &[], CounterRoom { memory: 0, scratch }).unwrap();
+    let mut counter =
+        PieceCounter::new(&Pattern::Gpt2, &[], CounterRoom { memory: 0, scratch, approximate: false })
+            .unwrap();
     let error = many_pieces(3).iter().find_map(|text| counter.add(text).err()).unwrap();
     assert!(error.to_string().contains("/dev/null/no") && error.to_string().contains("--scratch"), "{error}");
 }
@@ -179,7 +182,7 @@ fn a_damaged_counts_file_is_refused() {
     let is_refused = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
         let used = CountsFile::open(&path).and_then(|file| {
-            learn_bpe(CountedPieces::from_file(file), &BpeOptions::new(260), u64::MAX, &Silent)
+            learn_bpe(CountedPieces::from_file(file), &BpeOptions::new(260), &LearnRoom::UNLIMITED, &Silent)
         });
         used.is_err()
     };

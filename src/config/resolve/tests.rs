@@ -87,6 +87,7 @@ const EFFECTS: &[(&str, &str, &str)] = &[
     ("tokenizer.special", "", "[\"<|a|>\"]"),
     ("tokenizer.ties", "", "\"raw\""),
     ("tokenizer.min_count", "", "3"),
+    ("tokenizer.memory", "", "\"1GiB\""),
     ("tokenizer.file", "", "\"t.json\""),
     ("data.input", "", "\"a.txt\""),
     ("data.document_separator", "", "\"--\""),

@@ -17,12 +17,16 @@ pub struct Origin {
 impl Origin {
     /// The origin of a tokenizer that is learnt from text.
     pub fn of_inputs(settings: &TokenizerTraining, counting: &Counting, inputs: &Inputs) -> Origin {
-        Origin::new(json!({
+        let mut content = json!({
             "settings": settings,
             "lines": counting.by_lines,
             "max_token_length": counting.max_token_length,
             "inputs": inputs_of(inputs),
-        }))
+        });
+        if let Some((memory, threads)) = counting.budget.shapes_counts() {
+            content["approximate"] = json!({"memory": memory, "threads": threads});
+        }
+        Origin::new(content)
     }
 
     /// The origin of a tokenizer that is learnt from counts.

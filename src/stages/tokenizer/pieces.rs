@@ -4,9 +4,9 @@ use super::Origin;
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::{bytes, grouped};
-use ironmill_data::{Chunk, Inputs, TextChunks};
+use ironmill_data::{Chunk, HELD_SHARE, Inputs, TextChunks};
 use ironmill_text::{
-    CountSettings, CountedPieces, CounterRoom, CountsFile, PieceCounter, Progress, TextCuts,
+    CountSettings, CountedPieces, CounterRoom, CountsFile, LearnRoom, PieceCounter, Progress, TextCuts,
 };
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ pub struct Budget {
     pub threads: usize,
     /// The folder for what does not fit.
     scratch: Option<PathBuf>,
+    /// Whether the rarest pieces are left out instead.
+    approximate: bool,
     /// Whether finished counts stay there until they are forgotten.
     keeps_counts: bool,
     /// The counts that stay.
@@ -48,7 +50,19 @@ impl Budget {
             );
             return Err(Failure::new(Code::BadConfig, message));
         }
-        Ok(Budget { memory, threads, scratch, keeps_counts, kept: RefCell::new(None) })
+        let (approximate, kept) = (false, RefCell::new(None));
+        Ok(Budget { memory, threads, scratch, approximate, keeps_counts, kept })
+    }
+
+    /// The same, but pieces that do not fit the memory while they are counted are left out, the rarest first.
+    #[must_use]
+    pub fn approximate(self, approximate: bool) -> Budget {
+        Budget { approximate, keeps_counts: self.keeps_counts && !approximate, ..self }
+    }
+
+    /// What the counts depend on besides text and settings: nothing, unless they are approximate.
+    pub fn shapes_counts(&self) -> Option<(u64, usize)> {
+        self.approximate.then_some((self.memory, self.threads))
     }
 
     /// Removes the counts that were kept, once what was made of them is safe.
@@ -60,20 +74,16 @@ impl Budget {
     }
 
     /// What is left for learning.
-    pub fn for_learning(&self) -> u64 {
+    pub fn for_learning(&self) -> LearnRoom {
         // Counting has left holes in what the allocator keeps.
-        self.memory - BASE_BYTES - self.memory / 16
+        LearnRoom { memory: self.memory - BASE_BYTES - self.memory / 16, scratch: self.scratch.clone() }
     }
 
     /// What one thread may count in: its chunk of text and the one being read are taken off.
     fn for_counter(&self) -> usize {
-        let each = (self.memory - BASE_BYTES) / self.threads as u64;
+        // What must be held whole, a window of a compressed file for one, is taken off, too.
+        let each = (self.memory - BASE_BYTES - self.memory / HELD_SHARE) / self.threads as u64;
         to_usize(each - 3 * CHUNK_BYTES)
-    }
-
-    /// The most text that is held whole because it cannot be cut.
-    fn for_text(&self) -> usize {
-        to_usize(self.memory / 8)
     }
 }
 
@@ -98,9 +108,12 @@ pub fn count(
     stop: &AtomicBool,
 ) -> Result<CountedPieces> {
     // The name says what was counted, so that a file of that name is the result of this very count.
-    let name = format!(".ironmill-{}.counts", &Origin::of_count(settings, inputs).hash()[..32]);
+    let name = match budget.approximate {
+        false => format!(".ironmill-{}.counts", &Origin::of_count(settings, inputs).hash()[..32]),
+        true => format!(".ironmill-approximate-{}.counts", std::process::id()),
+    };
     let finished = budget.scratch.as_ref().map(|folder| folder.join(name));
-    if let Some(path) = finished.as_ref().filter(|_| inputs.are_repeatable())
+    if let Some(path) = finished.as_ref().filter(|_| inputs.are_repeatable() && !budget.approximate)
         && let Ok(file) = CountsFile::open(path)
     {
         show.note("already counted: going on from the counts in the scratch folder");
@@ -109,13 +122,14 @@ pub fn count(
     }
     let (pattern, special) = (settings.pattern(), settings.special());
     let cuts = TextCuts::new(&pattern, special, settings.lines())?;
-    let room = CounterRoom { memory: budget.for_counter(), scratch: budget.scratch.clone() };
+    let scratch = budget.scratch.clone();
+    let room = CounterRoom { memory: budget.for_counter(), scratch, approximate: budget.approximate };
     let mut counters = (0..budget.threads)
         .map(|_| PieceCounter::new(&pattern, special, room.clone()))
         .collect::<ironmill_text::Result<Vec<_>>>()?;
     let names: Vec<&str> = inputs.names().collect();
     show.start("count", inputs.are_repeatable().then(|| inputs.total_bytes()), "bytes");
-    let chunks = inputs.chunks(cuts, to_usize(CHUNK_BYTES), budget.for_text());
+    let chunks = inputs.chunks(cuts, to_usize(CHUNK_BYTES), to_usize(budget.memory));
     let shared = Shared {
         chunks: Mutex::new((chunks, 0)),
         names: &names,
@@ -143,9 +157,19 @@ pub fn count(
     if chunks.skipped() > 0 {
         show.warn(&format!("{} documents are not UTF-8 and were left out", grouped(chunks.skipped())));
     }
-    let memory = to_usize(budget.for_learning());
+    let memory = to_usize(budget.for_learning().memory);
     let pieces =
         CountedPieces::combine(counters, settings, chunks.documents(), memory, finished.as_deref(), show)?;
+    if budget.approximate {
+        let (loss, total) = (pieces.loss(), pieces.totals().pieces + pieces.loss().pieces);
+        show.warn(&format!(
+            "the counts are approximate: {} of {} pieces ({:.3} %) are left out, and no piece's count is too low by more than {}",
+            grouped(loss.pieces),
+            grouped(total),
+            loss.pieces as f64 * 100.0 / total.max(1) as f64,
+            grouped(loss.per_piece)
+        ));
+    }
     if let Some(path) = finished {
         if pieces.file().is_none() && budget.keeps_counts {
             let folder = path.parent().unwrap_or(Path::new("."));
@@ -204,6 +228,7 @@ impl Shared<'_> {
         }
         // Told before the lock is let go: what another thread found behind an error would hide it.
         let has_more = chunks.next(chunk).inspect_err(|_| self.has_failed.store(true, Ordering::Relaxed))?;
+        self.show.at_file(chunks.files_begun(), self.names.len() as u64);
         self.show.advance(chunks.bytes_read() - *told);
         *told = chunks.bytes_read();
         Ok(has_more)

@@ -74,13 +74,17 @@ struct Streamed {
     ended: bool,
 }
 
+/// The part of the memory that text may take which must be held at once, and so may a window, page or row.
+pub const HELD_SHARE: u64 = 8;
+
 /// How much is read at once.
 const READ_BYTES: usize = 1 << 20;
 
 impl Inputs {
-    /// The text of all inputs in chunks of about `chunk_bytes`, cut by `cuts`; more than `max_bytes` that cannot be cut is
-    /// an error.
-    pub fn chunks(&self, cuts: TextCuts, chunk_bytes: usize, max_bytes: usize) -> TextChunks<'_> {
+    /// The text of all inputs in chunks of about `chunk_bytes`, cut by `cuts`. More than the
+    /// [share](HELD_SHARE) of `memory` for it that must be held at once, because it cannot be cut, is an error.
+    pub fn chunks(&self, cuts: TextCuts, chunk_bytes: usize, memory: usize) -> TextChunks<'_> {
+        let max_bytes = memory / HELD_SHARE as usize;
         TextChunks {
             inputs: self,
             cuts,
@@ -111,13 +115,13 @@ impl TextChunks<'_> {
                     SourceKind::File { path, format: Format::Text, compression }
                         if options.on_bad_utf8 != BadUtf8::Skip =>
                     {
-                        let file = OpenFile::open(path, &source.record.name, *compression)?;
+                        let file = OpenFile::open(path, &source.record.name, *compression, self.max_bytes)?;
                         Current::Streamed(Box::new(Streamed::new(
                             file,
                             options.document_separator.as_deref(),
                         )))
                     }
-                    _ => Current::Whole(Box::new(Reading::open(source, options)?)),
+                    _ => Current::Whole(Box::new(Reading::open(source, options, self.max_bytes)?)),
                 });
                 self.next_source += 1;
                 continue;
@@ -320,12 +324,8 @@ fn n_incomplete(bytes: &[u8]) -> usize {
 }
 
 fn too_long(file: &str, position: u64, n_bytes: usize, max_bytes: usize) -> Error {
-    Error::DocumentTooLong {
-        file: file.into(),
-        position,
-        n_bytes: n_bytes as u64,
-        max_bytes: max_bytes as u64,
-    }
+    let (n_bytes, max_bytes) = (n_bytes as u64, max_bytes as u64);
+    Error::TooLarge { file: file.into(), what: "text that cannot be cut", position, n_bytes, max_bytes }
 }
 
 fn is_blank(text: &str) -> bool {

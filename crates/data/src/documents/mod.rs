@@ -1,12 +1,13 @@
 //! Documents from what people have: files, folders, patterns and built-in corpora, as one stream in a fixed order.
 //!
 //! A text file (`.txt`, `.md`, or any other file that is named outright) is one document unless a separator splits it; a row
-//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`, `.bz2`). A document of nothing but white space is none,
+//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`, `.bz2`). A row of a `.parquet` file is one, too. A document of nothing but white space is none,
 //! and a byte order mark at the start of a file is dropped. Files with a separator and JSON lines are read in memory bounded by
 //! their longest document; a text file without a separator is one document and is held whole.
 
 mod chunks;
 mod open;
+mod parquet;
 mod specs;
 mod split;
 
@@ -15,8 +16,9 @@ use std::path::PathBuf;
 use crate::builtin::Stories;
 use crate::error::{Error, Result};
 use crate::manifest::InputRecord;
-pub use chunks::{Chunk, TextChunks};
+pub use chunks::{Chunk, HELD_SHARE, TextChunks};
 use open::{Compression, OpenFile};
+use parquet::ParquetRows;
 use split::{JsonLines, Pieces};
 
 /// What to do with text that is not UTF-8.
@@ -59,7 +61,7 @@ impl BadUtf8 {
 pub struct InputOptions {
     /// The text that separates documents inside a text file; it belongs to no document.
     pub document_separator: Option<String>,
-    /// The field of a JSON lines row that holds the text.
+    /// The field of a JSON lines row, or the column of a parquet file, that holds the text.
     pub text_key: String,
     /// What to do with text that is not UTF-8.
     pub on_bad_utf8: BadUtf8,
@@ -111,6 +113,7 @@ enum SourceKind {
 enum Format {
     Text,
     JsonLines,
+    Parquet,
 }
 
 /// One document of a corpus.
@@ -118,7 +121,8 @@ enum Format {
 pub struct Document {
     /// Which of the inputs it comes from; [`Inputs::names`] has its name.
     pub file_idx: usize,
-    /// Where it starts in that file, in bytes after decompression. For JSON lines, where its row starts.
+    /// Where it starts in that file, in bytes after decompression. For JSON lines, where its row starts; for parquet,
+    /// the number of its row.
     pub position: u64,
     /// The text.
     pub text: String,
@@ -237,6 +241,7 @@ pub struct Documents<'a> {
 enum Reading {
     Pieces(Pieces),
     JsonLines(JsonLines),
+    Parquet(Box<ParquetRows>),
     Stories { stories: Box<Stories>, position: u64 },
 }
 
@@ -263,7 +268,7 @@ impl Documents<'_> {
                 let Some(source) = self.inputs.sources.get(self.next_source) else {
                     return Ok(None);
                 };
-                self.current = Some(Reading::open(source, &self.inputs.options)?);
+                self.current = Some(Reading::open(source, &self.inputs.options, usize::MAX)?);
                 self.next_source += 1;
                 continue;
             };
@@ -302,7 +307,7 @@ impl Iterator for Documents<'_> {
 }
 
 impl Reading {
-    fn open(source: &Source, options: &InputOptions) -> Result<Reading> {
+    fn open(source: &Source, options: &InputOptions, max_bytes: usize) -> Result<Reading> {
         let (path, format, compression) = match &source.kind {
             SourceKind::Stories { bytes } => {
                 let stories = Box::new(Stories::new(options.seed, *bytes));
@@ -310,11 +315,18 @@ impl Reading {
             }
             SourceKind::File { path, format, compression } => (path, *format, *compression),
         };
-        let file = OpenFile::open(path, &source.record.name, compression)?;
+        let name = &source.record.name;
+        let open = || OpenFile::open(path, name, compression, max_bytes);
         Ok(match format {
-            Format::Text => Reading::Pieces(Pieces::new(file, options.document_separator.as_deref())),
+            Format::Text => {
+                Reading::Pieces(Pieces::new(open()?, options.document_separator.as_deref(), max_bytes))
+            }
             Format::JsonLines => {
-                Reading::JsonLines(JsonLines::new(file, &options.text_key, options.on_bad_utf8))
+                Reading::JsonLines(JsonLines::new(open()?, &options.text_key, options.on_bad_utf8, max_bytes))
+            }
+            Format::Parquet => {
+                let rows = ParquetRows::open(path, name, &options.text_key, max_bytes)?;
+                Reading::Parquet(Box::new(rows))
             }
         })
     }
@@ -323,6 +335,7 @@ impl Reading {
         match self {
             Reading::Pieces(pieces) => pieces.bytes_read(),
             Reading::JsonLines(lines) => lines.bytes_read(),
+            Reading::Parquet(rows) => rows.bytes_read(),
             Reading::Stories { position, .. } => *position,
         }
     }
@@ -331,6 +344,7 @@ impl Reading {
         match self {
             Reading::Pieces(pieces) => pieces.next(),
             Reading::JsonLines(lines) => lines.next(),
+            Reading::Parquet(rows) => rows.next(),
             Reading::Stories { stories, position } => Ok(stories.next().map(|story| {
                 let at = *position;
                 *position += story.len() as u64;

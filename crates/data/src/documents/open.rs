@@ -35,7 +35,13 @@ pub(super) struct OpenFile {
 }
 
 impl OpenFile {
-    pub(super) fn open(path: &Path, name: &str, compression: Compression) -> Result<OpenFile> {
+    /// Opens a file; one whose compression has to look back over more than `max_bytes` is refused when it is read.
+    pub(super) fn open(
+        path: &Path,
+        name: &str,
+        compression: Compression,
+        max_bytes: usize,
+    ) -> Result<OpenFile> {
         let file: Box<dyn Read + Send> = if name == STDIN {
             Box::new(io::stdin())
         } else {
@@ -51,9 +57,7 @@ impl OpenFile {
             Compression::None => Box::new(counted),
             Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(counted))),
             Compression::Bzip2 => Box::new(MultiBzDecoder::new(buffered(counted))),
-            Compression::Zstd => {
-                Box::new(Zstd { source: buffered(counted), decoder: FrameDecoder::new(), in_frame: false })
-            }
+            Compression::Zstd => Box::new(zstd_reader(buffered(counted), max_bytes)),
         };
         Ok(OpenFile { name: name.into(), reader, compression, from_disk, position: 0 })
     }
@@ -96,6 +100,17 @@ impl OpenFile {
     }
 
     fn error(&self, source: io::Error) -> Error {
+        let cause = source.get_ref().and_then(|cause| cause.downcast_ref::<FrameDecoderError>());
+        if let Some(&FrameDecoderError::WindowSizeTooBig { requested, max }) = cause {
+            let (file, what) = (self.name.clone(), "a zstd window");
+            return Error::TooLarge {
+                file,
+                what,
+                position: self.position,
+                n_bytes: requested,
+                max_bytes: max,
+            };
+        }
         // Errors of the disk carry a system code; those of a decompressor do not.
         if self.compression == Compression::None || source.raw_os_error().is_some() {
             return Error::Read { path: self.name.clone().into(), source };
@@ -103,6 +118,9 @@ impl OpenFile {
         Error::DamagedInput { file: self.name.clone(), offset: self.position, reason: source.to_string() }
     }
 }
+
+/// The largest window that zstd itself makes; a file that asks for more is damaged.
+const MAX_WINDOW_BYTES: u64 = 2 << 30;
 
 /// How much is read at once.
 const READ_BYTES: usize = 256 * 1024;
@@ -119,6 +137,13 @@ impl Read for Counted {
         self.count.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
     }
+}
+
+/// Reads what zstd has packed; a window of more than `max_bytes` is an error.
+pub(super) fn zstd_reader<R: BufRead>(source: R, max_bytes: usize) -> impl Read + use<R> {
+    let mut decoder = FrameDecoder::new();
+    decoder.set_max_window_size(MAX_WINDOW_BYTES.min(max_bytes as u64));
+    Zstd { source, decoder, in_frame: false }
 }
 
 /// Decompresses all frames of a zstd file, skips its skippable ones, and checks the frames' checksums.

@@ -232,10 +232,8 @@ enum Kind {
 }
 
 /// Kinds that would be read as nonsense if they were taken for text.
-const UNSUPPORTED: [&str; 15] = [
-    "csv", "json", "parquet", "arrow", "xml", "xz", "lz4", "zip", "tar", "tgz", "7z", "pdf", "docx", "bin",
-    "npy",
-];
+const UNSUPPORTED: [&str; 14] =
+    ["csv", "json", "arrow", "xml", "xz", "lz4", "zip", "tar", "tgz", "7z", "pdf", "docx", "bin", "npy"];
 
 fn classify(path: &Path) -> Kind {
     let extension = |path: &Path| {
@@ -250,6 +248,9 @@ fn classify(path: &Path) -> Kind {
     match extension(&inner).as_str() {
         "txt" | "md" => Kind::Known(Format::Text, compression),
         "jsonl" => Kind::Known(Format::JsonLines, compression),
+        // It is compressed inside, and is read from its end.
+        "parquet" if compression == Compression::None => Kind::Known(Format::Parquet, compression),
+        "parquet" => Kind::Unsupported("parquet, compressed as a whole,".into()),
         other if UNSUPPORTED.contains(&other) => Kind::Unsupported(other.into()),
         _ => Kind::Unknown(compression),
     }

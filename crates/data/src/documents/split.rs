@@ -15,8 +15,8 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub(super) fn new(file: OpenFile, separator: Option<&str>) -> Pieces {
-        Pieces { chunks: Chunks::new(file, separator.map(str::as_bytes)) }
+    pub(super) fn new(file: OpenFile, separator: Option<&str>, max_bytes: usize) -> Pieces {
+        Pieces { chunks: Chunks::new(file, separator.map(str::as_bytes), "a document", max_bytes) }
     }
 
     pub(super) fn bytes_read(&self) -> u64 {
@@ -40,8 +40,9 @@ pub(super) struct JsonLines {
 }
 
 impl JsonLines {
-    pub(super) fn new(file: OpenFile, text_key: &str, on_bad_utf8: BadUtf8) -> JsonLines {
-        JsonLines { chunks: Chunks::new(file, Some(b"\n")), text_key: text_key.into(), on_bad_utf8, line: 0 }
+    pub(super) fn new(file: OpenFile, text_key: &str, on_bad_utf8: BadUtf8, max_bytes: usize) -> JsonLines {
+        let chunks = Chunks::new(file, Some(b"\n"), "a row", max_bytes);
+        JsonLines { chunks, text_key: text_key.into(), on_bad_utf8, line: 0 }
     }
 
     pub(super) fn bytes_read(&self) -> u64 {
@@ -89,6 +90,9 @@ struct Chunks {
     /// Where in the file the buffer starts.
     buffer_position: u64,
     ended: bool,
+    /// What a chunk is called, and the most that one may take.
+    noun: &'static str,
+    max_bytes: usize,
 }
 
 struct Chunk<'a> {
@@ -97,9 +101,10 @@ struct Chunk<'a> {
 }
 
 impl Chunks {
-    fn new(file: OpenFile, separator: Option<&[u8]>) -> Chunks {
+    fn new(file: OpenFile, separator: Option<&[u8]>, noun: &'static str, max_bytes: usize) -> Chunks {
         let finder = separator.map(|separator| Finder::new(separator).into_owned());
-        Chunks { file, finder, buffer: Vec::new(), start: 0, searched: 0, buffer_position: 0, ended: false }
+        let (buffer, start, searched, buffer_position) = (Vec::new(), 0, 0, 0);
+        Chunks { file, finder, buffer, start, searched, buffer_position, ended: false, noun, max_bytes }
     }
 
     fn next(&mut self) -> Result<Option<Chunk<'_>>> {
@@ -118,6 +123,15 @@ impl Chunks {
             let overlap = self.finder.as_ref().map_or(0, |finder| finder.needle().len() - 1);
             self.searched = self.start.max(self.buffer.len().saturating_sub(overlap));
             self.discard_taken();
+            if self.buffer.len() > self.max_bytes {
+                return Err(Error::TooLarge {
+                    file: self.file.name().into(),
+                    what: self.noun,
+                    position: self.buffer_position,
+                    n_bytes: self.buffer.len() as u64,
+                    max_bytes: self.max_bytes as u64,
+                });
+            }
             self.ended = self.file.read_more(&mut self.buffer)? == 0;
             if self.buffer_position == 0 && self.start == 0 && self.buffer.starts_with(BYTE_ORDER_MARK) {
                 self.start = BYTE_ORDER_MARK.len();

@@ -235,7 +235,7 @@ fn what_cannot_be_found_is_no_input() {
 #[test]
 fn files_that_are_surely_not_text_are_refused_when_named() {
     let folder = TempDir::new().unwrap();
-    for name in ["a.parquet", "a.xz", "a.csv.gz"] {
+    for name in ["a.parquet.gz", "a.xz", "a.csv.gz"] {
         let path = file(&folder, name, "x");
         let error = inputs_with(&[&path], &InputOptions::default()).unwrap_err();
         assert!(matches!(error, Error::UnsupportedFormat { .. }), "{error}");
@@ -325,7 +325,7 @@ proptest! {
 fn chunked(inputs: &Inputs, lines: bool, chunk_bytes: usize) -> Result<(Vec<String>, u64)> {
     let special = ["<|end|>".to_string()];
     let cuts = ironmill_text::TextCuts::new(&ironmill_text::Pattern::Gpt2, &special, lines).unwrap();
-    let mut chunks = inputs.chunks(cuts, chunk_bytes, 1 << 20);
+    let mut chunks = inputs.chunks(cuts, chunk_bytes, 8 << 20);
     let (mut chunk, mut parts) = (Chunk::default(), Vec::new());
     while chunks.next(&mut chunk)? {
         parts.extend(chunk.parts().map(|(text, _)| text.to_string()));
@@ -387,6 +387,20 @@ fn text_that_cannot_be_cut_and_does_not_fit_is_an_error() {
     std::fs::write(&path, "x".repeat(3 << 20)).unwrap();
     let inputs = Inputs::from_specs(&[path.display().to_string()], &InputOptions::default()).unwrap();
     let error = chunked(&inputs, false, 1 << 16).unwrap_err();
-    assert!(matches!(error, Error::DocumentTooLong { .. }), "{error}");
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
     assert!(error.to_string().contains("--memory"), "{error}");
+
+    // A row is not cut at all, and a window is refused before it is made.
+    let row = format!("{{\"text\": \"{}\"}}\n", "x y".repeat(1 << 20));
+    let window = [0x28, 0xb5, 0x2f, 0xfd, 0, 14 << 3, 1, 0, 0];
+    for (name, bytes, expected) in [
+        ("a.jsonl", row.as_bytes(), "a row at byte 0"),
+        ("a.txt.zst", &window[..], "a zstd window at byte 0"),
+    ] {
+        let path = file(&folder, name, bytes.to_vec());
+        let error = chunked(&self::inputs(&[&path]), false, 1 << 16).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("--memory"), "{error}");
+        assert!(name != "a.txt.zst" || error.contains("takes 16 MiB, and 1 MiB fit"), "{error}");
+        assert!(name != "a.txt.zst" || error.contains("at least 128 MiB"), "{error}");
+    }
 }

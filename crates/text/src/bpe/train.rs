@@ -7,7 +7,7 @@
 //! characters, then one id a merge. One deviation: a merge that would spell a special token is never made,
 //! where theirs would let ordinary text produce the special token's id.
 
-use super::learn::learn_bpe;
+use super::learn::{LearnRoom, learn_bpe};
 use super::vocabulary::{Pair, Vocabulary};
 use super::{Bpe, Parts};
 use crate::pattern::Pattern;
@@ -79,7 +79,7 @@ pub fn train_bpe(
     options: &BpeOptions,
     progress: &dyn Progress,
 ) -> Result<(Tokenizer, TrainReport)> {
-    learn_bpe(counts, options, u64::MAX, progress)
+    learn_bpe(counts, options, &LearnRoom::UNLIMITED, progress)
 }
 
 /// Checks what can be checked before learning, and says how many merges are wanted.
@@ -199,7 +199,7 @@ mod tests {
         train_bpe(&counts("abc", &[]), &BpeOptions::new(258), &heard).unwrap();
         assert_eq!(
             heard.0.into_inner().unwrap(),
-            ["load Some(1) pieces", "1", "finish", "merge Some(2) merges", "2", "finish"]
+            ["load Some(1) pieces", "1", "finish", "merge Some(2) merges", "1", "1", "finish"]
         );
     }
 }

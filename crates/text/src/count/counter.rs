@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use super::file::{CountSettings, CountTotals, CountsFile, CountsWriter};
 use super::hot::{HotTable, Span};
 use super::key::{MAX_PACKED, N_PARTITIONS, Packed, hash, hash_packed, pack};
-use super::spill::{SPILL_BYTES, Spill, check_free};
+use super::spill::{SPILL_BYTES, Spill};
 use super::table::Table;
 use crate::pattern::Pattern;
 use crate::scan::Ends;
+use crate::scratch::check_free;
 use crate::special::{Part, Specials};
 use crate::splitter::Splitter;
 use crate::{Error, Progress, Result};
@@ -33,6 +34,7 @@ pub struct PieceCounter {
     total: u64,
     room: CounterRoom,
     spill: Option<Spill>,
+    loss: Loss,
 }
 
 /// What a counter may use.
@@ -42,6 +44,17 @@ pub struct CounterRoom {
     pub memory: usize,
     /// The folder for what does not fit; without one that is an error.
     pub scratch: Option<PathBuf>,
+    /// What does not fit is left out, the rarest first, instead of going to the folder.
+    pub approximate: bool,
+}
+
+/// What approximate counting has left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// No piece's count is too low by more than this. None is ever too high.
+    pub per_piece: u64,
+    /// How many pieces are not in the counts.
+    pub pieces: u64,
 }
 
 impl CounterRoom {
@@ -63,6 +76,7 @@ impl PieceCounter {
             total: 0,
             room,
             spill: None,
+            loss: Loss::default(),
         })
     }
 
@@ -71,7 +85,7 @@ impl PieceCounter {
     /// After an error the text may be counted in part.
     pub fn add(&mut self, text: &str) -> Result<()> {
         let Self { splitter, specials, ends, hot, table, total, .. } = self;
-        let mut spilling = Spilling { room: &self.room, spill: &mut self.spill };
+        let mut spilling = Spilling { room: &self.room, spill: &mut self.spill, loss: &mut self.loss };
         specials.for_each_part(text.as_bytes(), |part| {
             let Part::Text(part) = part else { return Ok(()) };
             // Special tokens are whole characters, so what lies between them is too.
@@ -181,12 +195,25 @@ fn add_spans(hot: &mut HotTable, table: &mut Table, text: &[u8], spans: &[Span])
 struct Spilling<'c> {
     room: &'c CounterRoom,
     spill: &'c mut Option<Spill>,
+    loss: &'c mut Loss,
 }
 
 impl Spilling<'_> {
     #[inline]
     fn if_full(&mut self, table: &mut Table) -> Result<()> {
-        if table.is_full() { self.now(table) } else { Ok(()) }
+        if table.is_full() { self.make_room(table) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn make_room(&mut self, table: &mut Table) -> Result<()> {
+        if !self.room.approximate {
+            return self.now(table);
+        }
+        // A piece that was dropped may come again and be dropped again, so what each time takes at most adds up.
+        let (highest, dropped) = table.drop_rare();
+        self.loss.per_piece += highest;
+        self.loss.pieces += dropped;
+        Ok(())
     }
 
     #[cold]
@@ -210,6 +237,7 @@ pub struct CountedPieces {
     settings: CountSettings,
     totals: CountTotals,
     store: Store,
+    loss: Loss,
 }
 
 #[derive(Debug)]
@@ -231,10 +259,14 @@ impl CountedPieces {
     ) -> Result<Self> {
         let pieces = counters.iter().try_fold(0u64, |sum, counter| sum.checked_add(counter.total));
         let pieces = pieces.ok_or_else(|| Error::CountOverflow("all pieces".to_owned()))?;
-        for PieceCounter { hot, table, room, spill, .. } in &mut counters {
+        let mut loss = Loss::default();
+        for PieceCounter { hot, table, room, spill, loss: lost, .. } in &mut counters {
             hot.drain_into(table);
-            Spilling { room, spill }.if_full(table)?;
+            Spilling { room, spill, loss: lost }.if_full(table)?;
+            loss.per_piece = loss.per_piece.saturating_add(lost.per_piece);
+            loss.pieces += lost.pieces;
         }
+        let pieces = pieces - loss.pieces;
         let has_spilled = counters.iter().any(|counter| counter.spill.is_some());
         let mut sizes: Vec<usize> = counters.iter().map(|counter| counter.table.n_bytes()).collect();
         sizes.sort_unstable();
@@ -250,14 +282,20 @@ impl CountedPieces {
                 })?;
             }
             let totals = CountTotals { distinct: table.len() as u64, pieces, documents };
-            return Ok(Self { settings: settings.clone(), totals, store: Store::Table(Box::new(table)) });
+            return Ok(Self {
+                settings: settings.clone(),
+                totals,
+                store: Store::Table(Box::new(table)),
+                loss,
+            });
         }
         let Some(path) = spilled else {
             return Err(Error::NoScratch { memory: memory as u64 });
         };
         let mut spills = Vec::new();
         for mut counter in counters {
-            Spilling { room: &counter.room, spill: &mut counter.spill }.now(&mut counter.table)?;
+            Spilling { room: &counter.room, spill: &mut counter.spill, loss: &mut counter.loss }
+                .now(&mut counter.table)?;
             spills.extend(counter.spill);
         }
         progress.start("sum", Some(N_PARTITIONS as u64), "partitions");
@@ -279,17 +317,23 @@ impl CountedPieces {
         drop(spills);
         let totals = writer.finish(documents)?;
         let file = CountsFile::open(path)?;
-        Ok(Self { settings: settings.clone(), totals, store: Store::File(file) })
+        Ok(Self { settings: settings.clone(), totals, store: Store::File(file), loss })
     }
 
     /// The pieces of a counts file.
     pub fn from_file(file: CountsFile) -> Self {
-        Self { settings: file.settings().clone(), totals: file.totals(), store: Store::File(file) }
+        let loss = Loss::default();
+        Self { settings: file.settings().clone(), totals: file.totals(), store: Store::File(file), loss }
     }
 
     /// How much was counted.
     pub fn totals(&self) -> CountTotals {
         self.totals
+    }
+
+    /// What approximate counting has left out.
+    pub fn loss(&self) -> Loss {
+        self.loss
     }
 
     /// How text was cut.
@@ -353,11 +397,73 @@ impl CountedPieces {
 fn merge_one(file: &CountsFile, path: &Path, progress: &dyn Progress) -> Result<()> {
     let mut writer = CountsWriter::create(path, file.settings())?;
     progress.start("write", Some(file.totals().distinct), "pieces");
+    let mut n_told = 0;
     let mut pieces = file.pieces()?;
     while pieces.advance()? {
         let (idx, piece, count) = pieces.current();
         writer.add(idx, piece, count)?;
+        n_told += 1;
+        if n_told == 1 << 16 {
+            progress.advance(std::mem::take(&mut n_told));
+        }
     }
+    progress.advance(n_told);
     progress.finish();
     writer.finish(file.totals().documents).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Silent;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn approximate_counts_keep_their_bound_and_what_is_frequent() {
+        let mut text = String::new();
+        let mut state = 1u64;
+        for idx in 0..400_000u64 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Some pieces come often, most come once, and some of those are long.
+            text += &match idx % 4 {
+                0 => " often".to_owned(),
+                1 => format!(" {}", state >> 54),
+                2 => format!(" {}", state >> 20),
+                _ => format!(" a{}", "x".repeat((state >> 58) as usize)),
+            };
+        }
+        let count = |approximate| {
+            let room = CounterRoom { memory: 0, scratch: None, approximate };
+            let room = if approximate { room } else { CounterRoom { memory: 1 << 30, ..room } };
+            let mut counter = PieceCounter::new(&Pattern::Gpt2, &[], room).unwrap();
+            counter.add(&text).unwrap();
+            let settings = CountSettings::new(&Pattern::Gpt2, &[], false);
+            CountedPieces::combine(vec![counter], &settings, 1, 1 << 30, None, &Silent).unwrap()
+        };
+        let counts_of = |pieces: &CountedPieces| {
+            let mut counts = BTreeMap::new();
+            pieces
+                .for_each(|piece, count| {
+                    counts.insert(piece.to_vec(), count);
+                    Ok(())
+                })
+                .unwrap();
+            counts
+        };
+        let (exact, approximate) = (count(false), count(true));
+        assert_eq!(exact.loss(), Loss::default());
+        let loss = approximate.loss();
+        assert!(loss.pieces > 0, "it was too little to be approximate");
+        assert_eq!(approximate.totals().pieces + loss.pieces, exact.totals().pieces);
+        let found = counts_of(&approximate);
+        assert_eq!(found.values().sum::<u64>(), approximate.totals().pieces);
+        for (piece, count) in counts_of(&exact) {
+            let found = found.get(&piece).copied().unwrap_or(0);
+            assert!(
+                found <= count && count - found <= loss.per_piece,
+                "{piece:?}: {found} of {count}, {loss:?}"
+            );
+        }
+        assert_eq!(found[&b" often"[..]], 100_000);
+    }
 }

@@ -10,5 +10,5 @@ mod record;
 mod spill;
 mod table;
 
-pub use counter::{CountedPieces, CounterRoom, PieceCounter};
+pub use counter::{CountedPieces, CounterRoom, Loss, PieceCounter};
 pub use file::{CountSettings, CountTotals, CountsFile, merge_counts};

@@ -236,6 +236,35 @@ impl Table {
         &self.long_bytes[slot.start as usize..(slot.start + slot.n_bytes) as usize]
     }
 
+    /// Removes the rarer half of the pieces. Gives the highest count among them, and the sum of their counts.
+    pub(super) fn drop_rare(&mut self) -> (u64, u64) {
+        let mut counts = Vec::with_capacity(self.len());
+        counts.extend(self.slots.iter().filter(|slot| slot.key != 0).map(|slot| slot.count));
+        counts.extend(self.long.iter().filter(|slot| slot.count > 0).map(|slot| slot.count));
+        if counts.is_empty() {
+            return (0, 0);
+        }
+        let middle = (counts.len() - 1) / 2;
+        let (_, &mut highest, _) = counts.select_nth_unstable(middle);
+        let short: Vec<Slot> = self.slots.iter().filter(|slot| slot.count > highest).copied().collect();
+        let long: Vec<(Vec<u8>, u64)> = self
+            .long
+            .iter()
+            .filter(|slot| slot.count > highest)
+            .map(|slot| (self.long_piece(slot).to_vec(), slot.count))
+            .collect();
+        let dropped = counts.iter().filter(|&&count| count <= highest).sum();
+        drop(counts);
+        self.clear();
+        for slot in short {
+            self.add_packed(slot.key, hash_packed(slot.key), slot.count);
+        }
+        for (piece, count) in long {
+            self.add_long(&piece, hash(&piece), count);
+        }
+        (highest, dropped)
+    }
+
     /// Removes everything and keeps the memory, except for that of unusually much long text.
     pub(super) fn clear(&mut self) {
         self.slots.fill(EMPTY);

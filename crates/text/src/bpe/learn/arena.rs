@@ -11,6 +11,8 @@ pub(super) trait Symbol: Copy + Eq + Default + 'static {
     const PER_HEADER: usize;
     /// How many of them make four bytes, to which records are aligned.
     const PER_PLACE: usize = Self::PER_HEADER / 2;
+    /// How many bytes one takes.
+    const N_BYTES: usize = size_of::<Self>();
 
     fn new(id: u32) -> Self;
     fn id(self) -> u32;
@@ -114,6 +116,21 @@ impl<S: Symbol> Arena<S> {
     pub(super) fn n_bytes_for(distinct: u64, n_bytes: u64) -> u64 {
         let per_record = (S::PER_HEADER + S::PER_PLACE - 1) as u64;
         (distinct * per_record + n_bytes) * size_of::<S>() as u64
+    }
+
+    /// The memory that the record of a piece takes at most, in bytes.
+    pub(super) fn n_bytes_of(len: usize) -> usize {
+        (S::PER_HEADER + 2 * S::PER_PLACE + len) * S::N_BYTES
+    }
+
+    /// Removes everything and its memory.
+    pub(super) fn clear(&mut self) {
+        self.units = Vec::new();
+    }
+
+    /// Makes room for so many bytes of records.
+    pub(super) fn reserve(&mut self, n_bytes: usize) {
+        self.units.reserve_exact(n_bytes / S::N_BYTES);
     }
 
     /// What it takes, in bytes.

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::Room;
 use super::arena::{Arena, Place, Symbol};
+use super::cold::ColdPieces;
 use super::pairs::{PairEntry, PairKey, PairTable, ids, key};
 use crate::bpe::train::BpeOptions;
 use crate::bpe::vocabulary::Vocabulary;
@@ -12,7 +13,7 @@ use crate::{Progress, Result};
 
 /// Makes merges until there are enough tokens or no pair is left, and appends them to `merges`.
 pub(super) fn merge_all<S: Symbol, K: Ord>(
-    arena: Arena<S>,
+    (arena, cold): (Arena<S>, Option<ColdPieces<S>>),
     options: &BpeOptions,
     vocabulary: &mut Vocabulary,
     room: Room,
@@ -23,6 +24,7 @@ pub(super) fn merge_all<S: Symbol, K: Ord>(
     let min_count = options.min_count.max(1);
     let mut learner = Learner {
         arena,
+        cold,
         near: Vec::new(),
         lists: Vec::new(),
         hot: PairTable::with_capacity(0),
@@ -34,26 +36,26 @@ pub(super) fn merge_all<S: Symbol, K: Ord>(
         max_remembered: 0,
         max_hot: 0,
         is_stale: true,
+        progress,
     };
-    let mut n_told = 0;
     while vocabulary.tokens.len() < options.vocab_size {
         if learner.is_stale || learner.heap.is_empty() {
             if !learner.is_stale && learner.threshold <= min_count {
                 break;
             }
             let n_wanted = options.vocab_size - vocabulary.tokens.len();
-            learner.start_epoch(vocabulary, room, min_count, n_wanted, key_of)?;
+            if let Some(pair) = learner.start_epoch(vocabulary, room, min_count, n_wanted, key_of)? {
+                learner.merge_on_disk(pair, vocabulary)?;
+                merges.push(pair);
+                progress.advance(1);
+                continue;
+            }
         }
         let Some(pair) = learner.pop_best() else { continue };
         learner.merge(pair, vocabulary, key_of);
         merges.push(pair);
-        n_told += 1;
-        if n_told == 256 {
-            progress.advance(n_told);
-            n_told = 0;
-        }
+        progress.advance(1);
     }
-    progress.advance(n_told);
     Ok(())
 }
 
@@ -79,8 +81,10 @@ impl Near {
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
-pub(super) struct Learner<S, K> {
+pub(super) struct Learner<'p, S, K> {
     pub(super) arena: Arena<S>,
+    /// The pieces without hot pairs, where they do not all fit the arena.
+    pub(super) cold: Option<ColdPieces<S>>,
     /// By token.
     near: Vec<Near>,
     /// Lists of places, one after the other.
@@ -101,12 +105,13 @@ pub(super) struct Learner<S, K> {
     pub(super) max_hot: usize,
     /// Something is no longer known exactly, or there is no room for more, so that a new epoch must begin.
     pub(super) is_stale: bool,
+    pub(super) progress: &'p dyn Progress,
 }
 
 /// Places asked for before they are visited.
 const AHEAD: usize = 12;
 
-impl<S: Symbol, K: Ord> Learner<S, K> {
+impl<S: Symbol, K: Ord> Learner<'_, S, K> {
     /// Takes the best pair, or nothing if the entry on top was out of date.
     fn pop_best(&mut self) -> Option<(u32, u32)> {
         let (count, order, pair) = self.heap.pop()?;

@@ -13,20 +13,25 @@
 //! fallen below the threshold. Then an *epoch* ends: a walk through the arena sums the counts of all pairs in a small array of
 //! upper bounds, a second one counts those pairs exactly whose bound is high enough, and the threshold sinks as far as the lists
 //! of the hot pairs fit the memory.
+//!
+//! Where not even the pieces fit, they lie on disk and an epoch has only those in memory that have a [hot pair](cold).
 
 mod arena;
+mod cold;
 mod epoch;
 mod learner;
 mod pairs;
 
 use std::cmp::Reverse;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::train::{BpeOptions, Ties, TrainReport, finish, prepare};
 use super::vocabulary::Vocabulary;
 use crate::count::CountedPieces;
 use crate::{Error, PieceCounts, Progress, Result, Tokenizer};
-use arena::{Arena, Symbol};
+use arena::{Arena, Place, Symbol};
+use cold::ColdPieces;
 use learner::merge_all;
 use pairs::key;
 
@@ -80,24 +85,38 @@ impl PieceSource for CountedPieces {
     }
 }
 
-/// Learns a BPE tokenizer from counted pieces, in at most `memory` bytes beside what the process has otherwise.
+/// What learning may use.
+#[derive(Debug, Clone)]
+pub struct LearnRoom {
+    /// Memory beside what the process has otherwise, in bytes.
+    pub memory: u64,
+    /// The folder for pieces that do not fit; without one that is an error.
+    pub scratch: Option<PathBuf>,
+}
+
+impl LearnRoom {
+    /// All the memory there is.
+    pub const UNLIMITED: Self = Self { memory: u64::MAX, scratch: None };
+}
+
+/// Learns a BPE tokenizer from counted pieces. Those that do not fit the memory lie in the scratch folder.
 ///
 /// The pieces are let go as soon as they have been read. The result depends on the pieces and options alone.
 pub fn learn_bpe(
     pieces: impl PieceSource,
     options: &BpeOptions,
-    memory: u64,
+    room: &LearnRoom,
     progress: &dyn Progress,
 ) -> Result<(Tokenizer, TrainReport)> {
     pieces.check_settings(options)?;
     let (total_pieces, distinct_pieces) = pieces.totals();
     let n_wanted = prepare(options, total_pieces)?;
     let mut vocabulary = Vocabulary::new(options)?;
-    let room = Room::new(memory);
+    let (scratch, room) = (room.scratch.as_deref(), Room::new(room.memory));
     let merges = if options.vocab_size <= 1 << 16 {
-        learn::<u16>(pieces, options, &mut vocabulary, room, n_wanted, progress)?
+        learn::<u16>(pieces, options, &mut vocabulary, room, scratch, n_wanted, progress)?
     } else {
-        learn::<u32>(pieces, options, &mut vocabulary, room, n_wanted, progress)?
+        learn::<u32>(pieces, options, &mut vocabulary, room, scratch, n_wanted, progress)?
     };
     let report = TrainReport {
         merges: merges.len() as u64,
@@ -113,6 +132,7 @@ fn learn<S: Symbol>(
     options: &BpeOptions,
     vocabulary: &mut Vocabulary,
     room: Room,
+    scratch: Option<&Path>,
     n_wanted: u64,
     progress: &dyn Progress,
 ) -> Result<Vec<(u32, u32)>> {
@@ -131,14 +151,26 @@ fn learn<S: Symbol>(
     let left = (room.memory as u64).saturating_sub(pieces.n_bytes() as u64);
     // Lists and tables of pairs need some room, too.
     let needed = wanted + (wanted / 8).max(room.min_working as u64);
-    if needed > left {
-        let total = needed + pieces.n_bytes() as u64;
-        return Err(Error::ArenaTooLarge { distinct, wanted: needed, left, total });
-    }
-    let mut arena = Arena::<S>::with_capacity(n_long_enough as usize, n_bytes as usize);
-    let mut n_told = 0;
+    let fits = needed <= left && wanted / 4 <= u64::from(Place::MAX);
+    let (mut arena, mut cold) = match scratch {
+        _ if fits => (Arena::<S>::with_capacity(n_long_enough as usize, n_bytes as usize), None),
+        Some(folder) => (Arena::with_capacity(0, 0), Some(ColdPieces::create(folder, wanted)?)),
+        None => {
+            let total = needed + pieces.n_bytes() as u64;
+            return Err(Error::ArenaTooLarge { distinct, wanted: needed, left, total });
+        }
+    };
+    let (mut n_told, mut symbols) = (0, Vec::new());
     pieces.for_each(&mut |piece, count| {
-        arena.push(piece.iter().map(|&byte| vocabulary.byte_ids[usize::from(byte)]), count)?;
+        let ids = piece.iter().map(|&byte| vocabulary.byte_ids[usize::from(byte)]);
+        match &mut cold {
+            None => arena.push(ids, count)?,
+            Some(cold) => {
+                symbols.clear();
+                symbols.extend(ids.map(S::new));
+                cold.push(&symbols, count)?;
+            }
+        }
         n_told += 1;
         if n_told == 1 << 20 {
             progress.advance(n_told);
@@ -156,14 +188,14 @@ fn learn<S: Symbol>(
     match options.ties {
         Ties::Hf | Ties::Raw => {
             let key_of = |vocabulary: &Vocabulary, pair| order.ranks(vocabulary, pair);
-            merge_all(arena, options, vocabulary, room, &key_of, &mut merges, progress)?;
+            merge_all((arena, cold), options, vocabulary, room, &key_of, &mut merges, progress)?;
         }
         Ties::Bytes => {
             let key_of = |vocabulary: &Vocabulary, (left, right): (u32, u32)| {
                 let bytes = |id: u32| Rc::clone(&vocabulary.tokens[id as usize]);
                 (bytes(left), bytes(right))
             };
-            merge_all(arena, options, vocabulary, room, &key_of, &mut merges, progress)?;
+            merge_all((arena, cold), options, vocabulary, room, &key_of, &mut merges, progress)?;
         }
     }
     progress.finish();

@@ -24,7 +24,7 @@ pub(super) struct PairEntry {
     pub(super) key: PairKey,
     /// How often it occurs in the corpus.
     pub(super) count: u64,
-    /// Where its list of places starts.
+    /// Where its list of places starts; before the list is made, how many bytes its pieces take at most.
     pub(super) start: usize,
     /// How many places it has; before the list is made, how many it may have at most.
     pub(super) n_places: u32,
@@ -70,14 +70,15 @@ impl PairTable {
         (entry.key == key).then_some(entry)
     }
 
-    /// Adds to a pair, which is made if need be.
+    /// Adds a piece of `n_bytes` to a pair, which is made if need be; says whether its count overflows.
     #[inline(always)]
-    pub(super) fn add(&mut self, key: PairKey, count: u64, n_places: u32) -> bool {
+    pub(super) fn add(&mut self, key: PairKey, count: u64, n_bytes: usize) -> bool {
         let idx = self.slot(key);
         let entry = &mut self.slots[idx];
         let is_new = entry.key == NONE;
         entry.key = key;
-        entry.n_places = entry.n_places.saturating_add(n_places);
+        entry.n_places = entry.n_places.saturating_add(1);
+        entry.start = entry.start.saturating_add(n_bytes);
         let (sum, overflows) = entry.count.overflowing_add(count);
         entry.count = sum;
         if is_new {

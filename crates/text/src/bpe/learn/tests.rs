@@ -23,7 +23,12 @@ fn random_counts(seed: u64) -> PieceCounts {
     counts
 }
 
-fn merges<S: Symbol>(counts: &PieceCounts, options: &BpeOptions, room: Room) -> Vec<(u32, u32)> {
+fn merges<S: Symbol>(
+    counts: &PieceCounts,
+    options: &BpeOptions,
+    room: Room,
+    scratch: Option<&Path>,
+) -> Vec<(u32, u32)> {
     let mut vocabulary = Vocabulary::new(options).unwrap();
     // Just what the pieces need, so that the rest is as small as asked for.
     let sorted = counts.sorted();
@@ -31,12 +36,14 @@ fn merges<S: Symbol>(counts: &PieceCounts, options: &BpeOptions, room: Room) -> 
     let (n_pieces, n_bytes) =
         long_enough.fold((0, 0), |(n, sum), (piece, _)| (n + 1, sum + piece.len() as u64));
     let arena = Arena::<S>::n_bytes_for(n_pieces, n_bytes) as usize;
-    let room = Room { memory: arena + (arena / 8).max(room.min_working), ..room };
-    learn::<S>(counts, options, &mut vocabulary, room, 0, &Silent).unwrap()
+    let memory = if scratch.is_some() { 0 } else { arena + (arena / 8).max(room.min_working) };
+    let room = Room { memory, ..room };
+    learn::<S>(counts, options, &mut vocabulary, room, scratch, 0, &Silent).unwrap()
 }
 
 #[test]
 fn any_memory_gives_the_merges_of_the_plain_trainer() {
+    let folder = tempfile::tempdir().unwrap();
     for seed in 0..120 {
         let counts = random_counts(seed);
         let ties = [Ties::Hf, Ties::Raw, Ties::Bytes][seed as usize % 3];
@@ -49,7 +56,13 @@ fn any_memory_gives_the_merges_of_the_plain_trainer() {
             [(1 << 20, u64::MAX), (1 << 20, 2), (0, 4), (300, 256), (3000, 2), (100_000, 1)]
         {
             let room = Room { memory: 0, min_working, max_fall, max_remembered: seed as usize % 5 };
-            for found in [merges::<u16>, merges::<u32>].map(|merges| merges(&counts, &options, room)) {
+            // In memory, and on disk with an arena that has room for some of the pieces, or for none.
+            for found in [
+                merges::<u16>(&counts, &options, room, None),
+                merges::<u32>(&counts, &options, room, None),
+                merges::<u16>(&counts, &options, room, Some(folder.path())),
+                merges::<u32>(&counts, &options, room, Some(folder.path())),
+            ] {
                 let mut vocabulary = Vocabulary::new(&options).unwrap();
                 found.iter().for_each(|&pair| _ = vocabulary.token_of(pair));
                 let found = finish(&options, &vocabulary, found).unwrap().to_json();
@@ -81,7 +94,7 @@ fn counts_beyond_32_and_40_bits_are_exact() {
             visit(b"gh", (1 << 62) + (1 << 41) + 1)
         }
     }
-    let (tokenizer, report) = learn_bpe(Huge, &BpeOptions::new(260), u64::MAX, &Silent).unwrap();
+    let (tokenizer, report) = learn_bpe(Huge, &BpeOptions::new(260), &LearnRoom::UNLIMITED, &Silent).unwrap();
     let learnt: Vec<&[u8]> = (256..260).map(|id| tokenizer.token_bytes(id).unwrap()).collect();
     assert_eq!(learnt, [b"ef", b"gh", b"cd", b"ab"]);
     assert_eq!(report.merges, 4);
@@ -105,7 +118,7 @@ fn a_count_that_overflows_is_an_error() {
             visit(b"abab", u64::MAX - 1)
         }
     }
-    let error = learn_bpe(TooMuch, &BpeOptions::new(260), u64::MAX, &Silent).unwrap_err();
+    let error = learn_bpe(TooMuch, &BpeOptions::new(260), &LearnRoom::UNLIMITED, &Silent).unwrap_err();
     assert!(matches!(error, Error::CountOverflow(_)), "{error}");
 }
 
@@ -121,7 +134,7 @@ fn more_than_a_thousand_tied_pairs_keep_their_order() {
     for ties in [Ties::Hf, Ties::Raw, Ties::Bytes] {
         let pattern = Pattern::Regex("(?s)..".into());
         let options = BpeOptions { ties, pattern, ..BpeOptions::new(256 + 1600) };
-        let (found, report) = learn_bpe(&counts, &options, u64::MAX, &Silent).unwrap();
+        let (found, report) = learn_bpe(&counts, &options, &LearnRoom::UNLIMITED, &Silent).unwrap();
         assert_eq!(report.merges, 1600);
         assert_eq!(found.to_json(), train_bpe_plainly(&counts, &options).unwrap().0.to_json());
     }
@@ -129,6 +142,12 @@ fn more_than_a_thousand_tied_pairs_keep_their_order() {
 
 #[test]
 fn memory_that_does_not_hold_the_pieces_is_an_error_that_says_how_much_does() {
-    let error = learn_bpe(&random_counts(1), &BpeOptions::new(300), 100, &Silent).unwrap_err();
+    let error = learn_bpe(
+        &random_counts(1),
+        &BpeOptions::new(300),
+        &LearnRoom { memory: 100, scratch: None },
+        &Silent,
+    )
+    .unwrap_err();
     assert!(matches!(error, Error::ArenaTooLarge { .. }), "{error}");
 }
