@@ -211,8 +211,9 @@ fn a_scratch_disk_that_fills_up_and_a_file_that_cannot_be_read_are_told() {
 #[test]
 fn a_corpus_with_next_to_nothing_is_learnt_from_as_far_as_it_goes() {
     let desk = Desk::new();
+    // A thousand letters become powers of two up to 512, and what is left over joins in five steps more.
     for (name, text, tokens) in
-        [("byte", "a".to_string(), 257), ("run", "a".repeat(1000), 266), ("few", "ab ab abc".into(), 261)]
+        [("byte", "a".to_string(), 257), ("run", "a".repeat(1000), 271), ("few", "ab ab abc".into(), 260)]
     {
         desk.write("tiny.txt", text);
         let run = desk.run(&[
