@@ -397,7 +397,7 @@ fn text_that_cannot_be_cut_and_does_not_fit_is_an_error() {
         ("a.jsonl", row.as_bytes(), "a row at byte 0"),
         ("a.txt.zst", &window[..], "a zstd window at byte 0"),
     ] {
-        let path = file(&folder, name, bytes.to_vec());
+        let path = file(&folder, name, bytes);
         let error = chunked(&self::inputs(&[&path]), false, 1 << 16).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("--memory"), "{error}");
         assert!(name != "a.txt.zst" || error.contains("takes 16 MiB, and 1 MiB fit"), "{error}");
