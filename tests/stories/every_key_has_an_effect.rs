@@ -364,8 +364,12 @@ fn the_manual_s_defaults_are_those_of_an_empty_file() {
         let found = line.split_once(" = ").unwrap().1.split("  # ").next().unwrap().trim();
         let has_bf16 = ironmill_compute::cpu::InstructionSet::Avx512Bf16.is_available();
         let precision = if has_bf16 { "\"bf16\"" } else { "\"fp32\"" };
-        let settled =
-            [("\"100M\"", "100000000"), ("train.precision", precision), ("train.device", "\"cpu\"")];
+        let settled = [
+            ("\"100M\"", "100000000"),
+            ("\"4GiB\"", "4294967296"),
+            ("train.precision", precision),
+            ("train.device", "\"cpu\""),
+        ];
         let expected = settled
             .iter()
             .find(|(what, _)| *what == written || *what == key)

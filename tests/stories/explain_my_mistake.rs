@@ -339,7 +339,9 @@ fn a_wrong_type_names_key_expected_and_found() {
 #[test]
 fn what_a_later_version_brings_is_refused_by_name() {
     let desk = Desk::new();
-    for (line, value) in [("[train]\nmicro_batch = \"auto\"", "auto"), ("[train]\nema = 0.9", "train.ema")] {
+    for (line, value) in
+        [("[train]\nmicro_batch = \"auto\"", "auto"), ("[data]\nworkers = 2", "data.workers")]
+    {
         desk.write("c.toml", line);
         desk.fails(78, &["config", "check", "c.toml"], &["c.toml:2", value, "not available in this version"]);
     }
