@@ -11,11 +11,21 @@ use crate::{
 
 /// Whether the operands' types fit the kernel, and whether a backend that stores numbers in these types has a kernel for them.
 pub(crate) fn check(launch: &Launch, device: &'static str, stored: &[DType]) -> Result<()> {
+    with_rule(launch, |rule| {
+        rule.shapes()?;
+        rule.element_types(device, stored)
+    })
+}
+
+/// Whether the operands' shapes fit the kernel, for a backend that stores any type.
+pub(crate) fn shapes(launch: &Launch) -> Result<()> {
+    with_rule(launch, |rule| rule.shapes())
+}
+
+fn with_rule(launch: &Launch, check: impl Fn(Rule<'_>) -> Result<()>) -> Result<()> {
     let inputs: Vec<TensorType> = launch.inputs.iter().map(|view| view.of).collect();
     let outputs: Vec<TensorType> = launch.outputs.iter().map(|view| view.of).collect();
-    let rule = Rule { kernel: &launch.kernel, inputs: &inputs, outputs: &outputs };
-    rule.shapes()?;
-    rule.element_types(device, stored)
+    check(Rule { kernel: &launch.kernel, inputs: &inputs, outputs: &outputs })
 }
 
 /// Whether no output shares memory with another operand, on a device that stores elements as they are.

@@ -1,6 +1,9 @@
 //! Operands that do not fit an op are refused, with the op's name and what it wants.
 
-use ironmill_compute::{Attention, DType, LossShape, Mask, Op, TensorType};
+use ironmill_compute::{
+    Adam, Attention, Cpu, DType, Device, Kernel, Launch, LossShape, Mask, Op, Reference, TensorType,
+    UpdateRange, View,
+};
 
 fn f32s(dims: &[usize]) -> TensorType {
     TensorType::new(dims, DType::F32)
@@ -70,5 +73,25 @@ fn label_smoothing_is_a_share_and_the_z_loss_is_not_negative() {
     for (label_smoothing, z_loss) in [(1.0, 0.0), (-0.1, 0.0), (f32::NAN, 0.0), (0.0, -1.0), (0.0, f32::NAN)]
     {
         check(Op::CrossEntropy(LossShape { label_smoothing, z_loss }), &inputs, "label smoothing must be");
+    }
+}
+
+#[test]
+fn an_adam_needs_both_moments() {
+    let ranges = [UpdateRange { start: 0, len: 4, weight_decay: 0.0, rate: 1.0 }];
+    let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: true, ranges: ranges.into() };
+    let devices: [Box<dyn Device>; 2] = [Box::new(Reference::exact()), Box::new(Cpu::new(1).unwrap())];
+    for mut device in devices {
+        let mut place = |of: TensorType| {
+            let buffer = device.allocate(of.shape.elements() * device.element_bytes(of.dtype)).unwrap();
+            View { buffer, offset_bytes: 0, of }
+        };
+        let inputs = [4, 1, 1].map(|length| place(f32s(&[length]))).to_vec();
+        let [parameters, first, second] = [4; 3].map(|length| place(f32s(&[length])));
+        let counter = place(u32s(&[1]));
+        let launch = |outputs| Launch { kernel: Kernel::Adam(adam.clone()), inputs: inputs.clone(), outputs };
+        assert!(device.bind(&[launch(vec![parameters, first, second, counter])]).is_ok());
+        let message = device.bind(&[launch(vec![parameters, first, counter])]).unwrap_err().to_string();
+        assert!(message.contains("adam"), "{message}");
     }
 }

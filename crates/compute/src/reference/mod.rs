@@ -14,6 +14,7 @@ mod update;
 use std::time::{Duration, Instant};
 
 use crate::{
+    check,
     device::{BufferId, Device, HostData, Launch, ReadId, Reads, SequenceId, View, check_times, overlap},
     error::{Error, Result},
     kernel::{Kernel, Operand},
@@ -105,6 +106,11 @@ impl Reference {
 
     fn check(&self, launch: &Launch) -> Result<()> {
         let fail = |detail: String| Err(Error::Binding { kernel: launch.kernel.name(), detail });
+        // Ops check their operands when they run.
+        if matches!(launch.kernel, Kernel::Adam(_) | Kernel::Sgd(_) | Kernel::Guard(_) | Kernel::CacheAppend)
+        {
+            check::shapes(launch)?;
+        }
         for view in launch.inputs.iter().chain(&launch.outputs) {
             let end = view.offset_bytes / ELEMENT_BYTES + view.of.shape.elements();
             if view.buffer.0 >= self.buffers.len() || end > self.buffers[view.buffer.0].len() {

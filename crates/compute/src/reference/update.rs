@@ -7,7 +7,7 @@ use crate::kernel::{
 
 pub(super) fn cache_append(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (new, starts) = (inputs[0], inputs[1]);
-    let [_, positions, columns] = *new.shape.dims() else { return };
+    let [_, positions, columns] = *new.shape.dims() else { unreachable!("checked at bind") };
     let capacity = outputs[0].shape.dims()[1];
     for (b, rows) in new.data.chunks_exact(positions * columns).enumerate() {
         // Padding behind a short row may reach past the cache's end; nothing ever reads it.
@@ -23,7 +23,7 @@ pub(super) fn global_norm(inputs: &[&Tensor], outputs: &mut [Tensor]) {
 
 pub(super) fn guard(guard: &Guard, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let [norm, loss, targets, exponent] = [0, 1, 2, 3].map(|index: usize| inputs[index].data[0]);
-    let [scale, report, state] = outputs else { return };
+    let [scale, report, state] = outputs else { unreachable!("checked at bind") };
     let mut statistics = [0.0; GUARD_STATISTICS];
     statistics.copy_from_slice(&state.data);
     let judgement = guard.judge(Observation { norm, loss, targets, exponent }, &mut statistics);
@@ -41,7 +41,7 @@ fn factors(inputs: &[&Tensor]) -> Option<(f64, f64)> {
 
 pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (gradients, Some((scale, rate))) = (inputs[0], factors(inputs)) else { return };
-    let [parameters, first, second, counter] = outputs else { return };
+    let [parameters, first, second, counter] = outputs else { unreachable!("checked at bind") };
     counter.data[0] += 1.0;
     let (beta1, beta2) = (f64::from(adam.beta1), f64::from(adam.beta2));
     let correction1 = 1.0 - beta1.powf(counter.data[0]);
@@ -65,7 +65,7 @@ pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
 
 pub(super) fn sgd(sgd: &Sgd, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (gradients, Some((scale, rate))) = (inputs[0], factors(inputs)) else { return };
-    let [parameters, momentum, counter] = outputs else { return };
+    let [parameters, momentum, counter] = outputs else { unreachable!("checked at bind") };
     counter.data[0] += 1.0;
     for range in sgd.ranges.iter() {
         let rate = rate * f64::from(range.rate);

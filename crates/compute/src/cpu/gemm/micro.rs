@@ -42,6 +42,12 @@ pub(super) struct Upcoming {
     stride: usize,
 }
 
+impl Default for Upcoming {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
 impl Upcoming {
     /// Nothing.
     pub const NONE: Upcoming =
@@ -49,10 +55,24 @@ impl Upcoming {
 
     /// Runs of `length` elements.
     pub fn new(from: *const f32, runs: usize, length: usize, stride: usize) -> Self {
-        // A run that starts inside a line ends in one more.
-        let lines = length.div_ceil(16) + 1;
+        if length == 0 {
+            return Upcoming::NONE;
+        }
+        // A run that starts inside a line may end in one more.
+        let offset = if stride.is_multiple_of(16) { from.addr() / 4 % 16 } else { 15 };
+        let lines = (offset + length).div_ceil(16);
         let back = (lines - 1) * 16;
         Upcoming { next: from, lines, lines_left: lines, runs_left: runs, stride: stride.wrapping_sub(back) }
+    }
+
+    /// Lines in all.
+    pub fn lines(&self) -> usize {
+        self.runs_left * self.lines
+    }
+
+    /// Lines that a call of so many steps asks for.
+    pub fn lines_of_call(steps: usize) -> usize {
+        steps / LINE_STEPS * UPCOMING_LINES
     }
 
     /// An address in the next line.

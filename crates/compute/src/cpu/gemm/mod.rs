@@ -12,8 +12,8 @@
 //! a time calculates what it calculated in training.
 //!
 //! With many rows, the panels of B are packed once by all threads into shared memory, then tiles of C are computed, each of
-//! which packs its rows of A. With few rows (decoding) it is A that is packed once, and each tile packs its own columns of B:
-//! then every weight is read from memory once, and packing is the only pass over it.
+//! which packs its rows of A. With few rows (decoding, the gradient of a small vocabulary) it is A that is packed once, and each
+//! tile packs its own columns of B: then every element of B is read from memory once, and packing is the only pass over it.
 #![expect(unsafe_code, reason = "inner loops use vector instructions and pointers into packed panels")]
 
 mod micro;
@@ -35,17 +35,18 @@ use super::{
 };
 use crate::tensor::DType;
 
-/// The most steps of a block: a panel of B of this depth and eight rows of A fit the second and first cache of a core.
-const MAX_STEPS: usize = 768;
-/// Rows up to which a product counts as having few.
+/// The most steps of a block. The second cache of a core holds the packed rows of a tile (144 KiB), what the next rows are
+/// packed from (up to 288 KiB, when pairs are made of single precision), a panel of B (72 KiB) and the one that follows it.
+const MAX_STEPS: usize = 384;
+/// Rows up to which a product counts as having few, however narrow it is.
 const FEW_ROWS: usize = 32;
-/// The most rows of a tile: with [`MAX_STEPS`] steps, 288 KiB of A in the second cache.
+/// The most rows of a tile.
 const TILE_ROWS: usize = 96;
 /// The fewest panels of B of a tile that is cut between columns: it packs its rows of A for no other.
 const TILE_PANELS: usize = 4;
 /// Tiles of C that a thread gets on average, so that one that is held up leaves its share to the others.
 const TILES_PER_THREAD: usize = 8;
-/// Columns of B that are packed at a time: with [`MAX_STEPS`] steps, 8 MiB in the last cache.
+/// Columns of B that are packed at a time: with [`MAX_STEPS`] steps, 4 MiB in the last cache.
 const STAGE_COLUMNS: usize = 2688;
 
 /// Steps of the sum whose rows of B are packed at a time when B is read row by row.
@@ -142,7 +143,7 @@ pub(super) fn needs(simd: Simd, products: DType, [m, n, k]: [usize; 3]) -> Needs
     let family = Family::of(simd, products);
     let steps = family.units(block_depth(family, k));
     let rows = |m: usize| m.div_ceil(family.rows) * family.panel_units(family.rows, steps);
-    let (shared, scratch) = if m <= FEW_ROWS {
+    let (shared, scratch) = if has_few_rows(family, m, n) {
         (blocks(family, k).count() * rows(m), steps * family.columns())
     } else {
         let stage = n.min(STAGE_COLUMNS);
@@ -152,6 +153,11 @@ pub(super) fn needs(simd: Simd, products: DType, [m, n, k]: [usize; 3]) -> Needs
         (shared.unwrap_or(0), rows(TILE_ROWS))
     };
     Needs { shared, scratch, ..Needs::default() }
+}
+
+/// Whether A is packed once, and B tile by tile. One row of tiles reads every panel of B once, so there is nothing to share.
+fn has_few_rows(family: Family, m: usize, n: usize) -> bool {
+    m <= FEW_ROWS || m <= TILE_ROWS && n >= TILE_PANELS * family.columns()
 }
 
 /// How some columns of B lie in packed form: panels of equal width one after another, then a single column that is left.
@@ -217,7 +223,7 @@ pub(super) fn multiply_then<const N: usize>(
         }
         return then(&mut tiles, 0);
     }
-    if m <= FEW_ROWS {
+    if has_few_rows(Family::of(context.simd, product.products), m, n) {
         few_rows(context, product, outputs, then);
     } else {
         many_rows(context, product, outputs, then);
@@ -239,11 +245,7 @@ fn many_rows<const N: usize>(
     // threads may decide. Both bounds are multiples of every family's rows.
     let threads = pool.threads();
     let wanted_tiles = TILES_PER_THREAD * threads;
-    let mut tile_rows = m.div_ceil(wanted_tiles).next_multiple_of(family.rows).clamp(24, TILE_ROWS);
-    if m <= TILE_ROWS && n >= TILE_PANELS * family.columns() * threads {
-        // Few rows and many columns are cut between columns, so that every panel of B is read once.
-        tile_rows = m;
-    }
+    let tile_rows = m.div_ceil(wanted_tiles).next_multiple_of(family.rows).clamp(24, TILE_ROWS);
     for block in blocks(family, k) {
         let steps = family.units(block.len());
         for stage in cut(0..n, STAGE_COLUMNS) {
@@ -273,17 +275,18 @@ fn many_rows<const N: usize>(
                 // With every thread at its next tile, the one after this is so many further.
                 let row = (index + threads) / across * tile_rows;
                 let next_block = block.end..(block.end + block.len()).min(k);
-                let upcoming = if m < n && b.column_stride == 1 && !next_block.is_empty() {
+                let mut ahead = Ahead::default();
+                if m < n && b.column_stride == 1 && !next_block.is_empty() {
                     // B is the larger part of what is packed: every tile asks for a share of its next block.
                     let share = next_block.len().div_ceil(m.div_ceil(tile_rows) * across);
                     let first = (next_block.start + index * share).min(next_block.end);
-                    b.transposed().upcoming(stage.clone(), first..(first + share).min(next_block.end))
-                } else if row > tile.row && row < m {
-                    a.upcoming(row..(row + tile_rows).min(m), block.clone())
-                } else {
-                    Upcoming::NONE
-                };
-                multiply_panels(family, packed_a, (packed, columns), tile, start, upcoming);
+                    let share = first..(first + share).min(next_block.end);
+                    ahead.early = b.transposed().upcoming(stage.clone(), share);
+                }
+                if row > tile.row && row < m {
+                    ahead.late = a.upcoming(row..(row + tile_rows).min(m), block.clone());
+                }
+                multiply_panels(family, packed_a, (packed, columns), tile, start, ahead);
                 if block.end == k {
                     then(&mut tiles, column);
                 }
@@ -340,18 +343,15 @@ fn few_rows<const N: usize>(
     let all_steps = family.units(block_depth(family, k));
     let block_units = m.div_ceil(family.rows) * family.panel_units(family.rows, all_steps);
     let place = |block: &Range<usize>| block.start / block_depth(family, k) * block_units;
-    let packed_a = shared.as_mut_slice();
-    for block in blocks(family, k) {
-        let stride = family.panel_units(family.rows, family.units(block.len()));
-        let out = &mut packed_a[place(&block)..][..m.div_ceil(family.rows) * stride];
-        for_tiles(pool, [Grid::elements(out, stride)], |[tile], _| {
-            let start = tile.column / stride * family.rows;
-            let rows = start..(start + family.rows).min(m);
-            pack_rows(simd, family, &a, rows, block.clone(), tile.into_slice());
-        });
-    }
+    let packed_a = &mut shared.as_mut_slice()[..blocks(family, k).count() * block_units];
+    for_tiles(pool, [Grid::elements(&mut *packed_a, block_units)], |[tile], _| {
+        let first = tile.column / block_units * block_depth(family, k);
+        let block = first..(first + block_depth(family, k)).min(k);
+        pack_rows(simd, family, &a, 0..m, block, tile.into_slice());
+    });
     let packed_a = &*packed_a;
-    // A tile is one panel of B, which is over a hundred kilobytes of weights.
+    let threads = pool.threads();
+    // A tile is one panel of B, which is tens of kilobytes of weights a block.
     let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, family.columns()]));
     for_tiles(pool, grids, |mut tiles, scratch| {
         let tile = &mut tiles[0];
@@ -363,14 +363,17 @@ fn few_rows<const N: usize>(
             pack(simd, family, b.column_lines(block.clone(), tile.column_range()), panel, packed_b);
             let bias = bias.map(|bias| &bias[tile.column..]);
             let start = Start { bias, add: product.add, is_first: block.start == 0 };
-            multiply_panels(
-                family,
-                &packed_a[place(&block)..],
-                (packed_b, columns),
-                tile,
-                start,
-                Upcoming::NONE,
-            );
+            // What this thread packs next: the same columns of the next block, or the first block of its next tile.
+            let next = if block.end < k {
+                let next_block = block.end..(block.end + block.len()).min(k);
+                b.transposed().upcoming(tile.column_range(), next_block)
+            } else {
+                let column = (tile.column + threads * family.columns()).min(n);
+                let next_columns = column..(column + family.columns()).min(n);
+                b.transposed().upcoming(next_columns, 0..block_depth(family, k).min(k))
+            };
+            let ahead = Ahead { early: next, ..Ahead::default() };
+            multiply_panels(family, &packed_a[place(&block)..], (packed_b, columns), tile, start, ahead);
         }
         let column = tile.column;
         then(&mut tiles, column);
@@ -385,6 +388,15 @@ struct Start<'a> {
     is_first: bool,
 }
 
+/// What is packed after a tile, and asked for while the tile is multiplied.
+#[derive(Clone, Copy, Default)]
+struct Ahead {
+    /// From the first panel on: what is needed much later, or is small.
+    early: Upcoming,
+    /// With the last panels, because those before them would push it out of the second cache.
+    late: Upcoming,
+}
+
 /// Multiplies all packed rows with the packed columns of a tile, over one block of the sum. The tile's column counts from
 /// the first packed one, unless its columns are all that are packed.
 fn multiply_panels(
@@ -393,7 +405,7 @@ fn multiply_panels(
     (b, packed): (&[f32], Columns),
     c: &mut Tile<'_>,
     start: Start<'_>,
-    mut upcoming: Upcoming,
+    ahead: Ahead,
 ) {
     let Columns { steps, count, panel, .. } = packed;
     let (m, n, stride) = (c.rows(), c.columns(), c.stride());
@@ -408,8 +420,14 @@ fn multiply_panels(
     assert!(b.len() >= packed.units(), "the panels cover the columns");
     assert!(bias.is_none_or(|bias| bias.len() >= n + usize::from(has_extra)), "the bias covers the tile");
     let base = c.as_mut_ptr();
+    let mut upcoming = ahead.early;
+    let late_panels = ahead.late.lines().div_ceil(row_panels * Upcoming::lines_of_call(steps).max(1));
+    let late_from = n.div_ceil(panel).saturating_sub(late_panels) * panel;
     for columns in cut(0..n, panel) {
         let is_last = columns.end == n;
+        if columns.start == late_from {
+            upcoming = ahead.late;
+        }
         let panel_idx = (first + columns.start) / panel;
         let b_panel = &b[panel_idx * packed.stride..];
         // The next panel of B, or the first one for the tile that follows.
@@ -455,12 +473,11 @@ fn pack_rows(
 ) {
     let steps = family.units(block.len());
     let stride = family.panel_units(family.rows, steps);
-    if pack_adjacent_rows(simd, family, a.row_lines(rows.clone(), block.clone()), stride, out) {
-        return;
-    }
-    for (panel_idx, panel) in cut(rows, family.rows).enumerate() {
-        let out = &mut out[panel_idx * stride..][..steps * panel.len()];
-        pack(simd, family, a.row_lines(panel.clone(), block.clone()), panel.len(), out);
+    let done = pack_adjacent_rows(simd, family, a.row_lines(rows.clone(), block.clone()), stride, out);
+    let left = rows.start + done..rows.end;
+    for (panel, out) in cut(left, family.rows).zip(out[done / family.rows * stride..].chunks_mut(stride)) {
+        let lines = a.row_lines(panel.clone(), block.clone());
+        pack(simd, family, lines, panel.len(), &mut out[..steps * panel.len()]);
     }
 }
 

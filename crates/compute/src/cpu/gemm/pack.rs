@@ -41,19 +41,20 @@ pub(super) fn pack(simd: Simd, family: Family, lines: Lines<'_>, width: usize, o
     }
 }
 
-/// Packs rows that lie beside each other into panels of 8 at a stride, all panels at once, which reads memory in order. Says
-/// whether it did, which is when the family's rows are 8 and there are whole panels of them.
+/// Packs rows that lie beside each other into panels of 8 at a stride, all panels at once, which reads memory in order. Gives
+/// back how many it packed: whole panels where the family's rows are 8 and there are several of them, else none.
 pub(super) fn pack_adjacent_rows(
     simd: Simd,
     family: Family,
     lines: Lines<'_>,
     stride: usize,
     out: &mut [f32],
-) -> bool {
+) -> usize {
+    let lines = Lines { count: lines.count / 8 * 8, ..lines };
     let Lines { data, count, depth, line_stride, k_stride } = lines;
-    let is_known = line_stride == 1 && family.rows == 8 && count.is_multiple_of(8);
-    if !is_known || matches!(family.form, Form::Rounded(_)) || count <= 8 || depth == 0 {
-        return false;
+    let is_known = line_stride == 1 && family.rows == 8 && !matches!(family.form, Form::Rounded(_));
+    if !is_known || count <= 8 || depth == 0 {
+        return 0;
     }
     let steps = family.units(depth);
     assert!(count - 1 + (depth - 1) * k_stride < data.len(), "the lines lie inside the matrix");
@@ -62,11 +63,11 @@ pub(super) fn pack_adjacent_rows(
     if family.form == Form::Pairs && simd.set() == InstructionSet::Avx512Bf16 {
         // SAFETY: the set proves the instructions, and the assertions keep all elements inside the data and the output.
         unsafe { x86::pairs_of_adjacent_panels(lines, stride, out.as_mut_ptr()) };
-        return true;
+        return count;
     }
     let _ = simd;
     if family.form == Form::Pairs {
-        return false;
+        return 0;
     }
     for k in 0..depth {
         let (from, _) = data[k * k_stride..][..count].as_chunks::<8>();
@@ -75,7 +76,7 @@ pub(super) fn pack_adjacent_rows(
             out[place..place + 8].copy_from_slice(from);
         }
     }
-    true
+    count
 }
 
 /// Whether [`sweep`] can pack this B.
@@ -233,11 +234,22 @@ struct Packed {
     depth: usize,
 }
 
-/// Packs as many whole blocks of 8 lines by 8 steps as there are, where vector instructions can transpose them.
+/// Packs as many whole blocks of 8 lines by 8 steps as there are, where vector instructions can transpose them; or of 6 lines,
+/// which is as many rows as loops of 256 bits take.
 fn transpose_blocks(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) -> Packed {
     let packed = Packed { lines: lines.count / 8 * 8, depth: lines.depth / 8 * 8 };
     if lines.k_stride != 1 || simd.set() == InstructionSet::Portable {
         return Packed { lines: 0, depth: 0 };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if lines.count == 6 && width == 6 {
+        // Groups are stored as vectors of 8, so behind the last one there is room for 2 numbers more.
+        let depth = lines.depth.min((out.len().max(2) - 2) / 6) / 8 * 8;
+        assert!(5 * lines.line_stride + depth <= lines.data.len());
+        // SAFETY: the set is not the portable one, so the processor has AVX2 at least. The assertion keeps six lines of
+        // `depth` elements inside the data, and the minimum as many groups of six and two numbers inside the output.
+        unsafe { x86::transpose::<6>(lines.data.as_ptr(), lines.line_stride, depth, out.as_mut_ptr(), 6) };
+        return Packed { lines: 6, depth };
     }
     #[cfg(target_arch = "x86_64")]
     for i in (0..packed.lines).step_by(8) {
@@ -247,7 +259,7 @@ fn transpose_blocks(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32])
         // `packed.depth` elements inside the data, and as many groups of eight inside the output.
         unsafe {
             let from = lines.data.as_ptr().add(i * lines.line_stride);
-            x86::transpose(from, lines.line_stride, packed.depth, out.as_mut_ptr().add(i), width);
+            x86::transpose::<8>(from, lines.line_stride, packed.depth, out.as_mut_ptr().add(i), width);
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -469,22 +481,30 @@ mod x86 {
         }
     }
 
-    /// Writes `to[k * width + i] = from[i * stride + k]` for i below 8 and k below `depth`, a multiple of 8.
+    /// Writes `to[k * width + i] = from[i * stride + k]` for i below L and k below `depth`, a multiple of 8. L is at most 8, and
+    /// what follows up to `to[k * width + 7]` is overwritten with anything, before the next k is written.
     ///
     /// # Safety
     /// The processor has AVX2; all those elements exist and nobody else uses the written ones.
     #[target_feature(enable = "avx2")]
-    pub unsafe fn transpose(from: *const f32, stride: usize, depth: usize, to: *mut f32, width: usize) {
+    pub unsafe fn transpose<const L: usize>(
+        from: *const f32,
+        stride: usize,
+        depth: usize,
+        to: *mut f32,
+        width: usize,
+    ) {
         for k in (0..depth).step_by(8) {
-            // SAFETY: i is below 8 and k + 7 below `depth`, so the elements exist by the caller's promise.
+            // SAFETY: i is below L and k + 7 below `depth`, so the elements exist by the caller's promise.
             unsafe {
                 // The lines after these are packed next; several streams at once are more than the processor foresees.
                 if k % 16 == 0 {
-                    for i in 8..16 {
+                    for i in L..2 * L {
                         _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(i * stride + k).cast());
                     }
                 }
-                let line: [__m256; 8] = std::array::from_fn(|i| _mm256_loadu_ps(from.add(i * stride + k)));
+                let line: [__m256; 8] =
+                    std::array::from_fn(|i| _mm256_loadu_ps(from.add(i.min(L - 1) * stride + k)));
                 for (step, group) in transposed(line).into_iter().enumerate() {
                     _mm256_storeu_ps(to.add((k + step) * width), group);
                 }
@@ -512,6 +532,8 @@ mod tests {
                 (17, 19, 48),
                 (48, 8, 48),
                 (5, 33, 6),
+                (6, 40, 6),
+                (6, 35, 6),
                 (0, 3, 8),
                 (8, 31, 8),
                 (33, 34, 48),
