@@ -208,6 +208,11 @@ impl From<ironmill_data::Error> for Failure {
     }
 }
 
+/// Whether there is no room left to write.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// Whether a file was asked for where a folder is, or the other way round.
 fn is_wrong_type(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory)
@@ -225,7 +230,10 @@ impl From<ironmill_model::Error> for Failure {
                 Code::BadData
             }
             Error::Refused { .. } => Code::Diverged,
+            Error::NoSpace { .. } => Code::CannotWrite,
+            Error::Stopped => Code::Stopped,
             Error::Io { ref source, .. } if source.kind() == io::ErrorKind::NotFound => Code::NoInput,
+            Error::Io { ref path, ref source } if is_full(source) => return Failure::write(path, source),
             Error::Io { .. } => Code::Io,
         };
         Failure::new(code, error.to_string())

@@ -4,6 +4,7 @@ mod bench;
 mod cli;
 mod config;
 mod failure;
+mod faults;
 mod report;
 mod run_lock;
 mod show;

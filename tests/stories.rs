@@ -57,6 +57,10 @@ mod compare_runs;
 #[path = "stories/resume_after_a_kill.rs"]
 mod resume_after_a_kill;
 
+/// Full disks, dying saves, short memory, signals in every phase: nothing that was learnt is lost.
+#[path = "stories/keep_my_work.rs"]
+mod keep_my_work;
+
 /// Text from a trained model.
 #[path = "stories/sample_text.rs"]
 mod sample_text;

@@ -74,9 +74,9 @@ struct CommonArgs {
 
 /// The whole pipeline: tokenizer, data, training, sampling.
 pub fn run(context: &Context, args: &RunArgs) -> Result<()> {
+    let stop = signals::stop_flag()?;
     let config = args.common.load(context)?;
     let (folder, config) = args.common.open(config, context)?;
-    let stop = signals::stop_flag()?;
     let corpus = corpus::make(&folder, &config, context, &stop)?;
     let bars = corpus::show_yardsticks(&corpus, context)?;
     let outcome = train(&folder, &config, &corpus, None, context, &stop)?;
@@ -99,10 +99,10 @@ pub fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
         );
         return Err(Failure::new(Code::Usage, message));
     }
+    let stop = signals::stop_flag()?;
     let folder = args.common.folder();
     let found = corpus::find(&folder, &config)?;
     let (folder, config) = args.common.open(config, context)?;
-    let stop = signals::stop_flag()?;
     let bars = corpus::show_yardsticks(&found, context)?;
     let outcome = train(&folder, &config, &found, args.init_from.as_deref(), context, &stop)?;
     show_outcome(context, &folder, &outcome, bars)

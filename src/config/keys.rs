@@ -11,8 +11,6 @@ pub struct Key {
     pub name: &'static str,
     /// What it takes.
     pub kind: Kind,
-    /// Values that a later version will take, refused by name until then.
-    pub later: &'static [&'static str],
 }
 
 /// What a key takes.
@@ -20,6 +18,8 @@ pub struct Key {
 pub enum Kind {
     /// A whole number, also written `100M` or `4GiB`.
     Count,
+    /// A whole number, or `auto`.
+    CountOrAuto,
     /// A number.
     Number,
     /// `true` or `false`.
@@ -45,6 +45,7 @@ impl Kind {
     pub fn expected(self) -> String {
         match self {
             Kind::Count => "a whole number such as 512, or a size such as \"100M\"".into(),
+            Kind::CountOrAuto => "a whole number such as 8, or \"auto\"".into(),
             Kind::Number => "a number such as 0.1 or 3e-4".into(),
             Kind::Switch => "true or false".into(),
             Kind::Text => "a text in quotes".into(),
@@ -112,7 +113,7 @@ pub const KEYS: &[Key] = &[
     key("train", "steps", Kind::Count),
     key("train", "epochs", Kind::Number),
     key("train", "batch_tokens", Kind::Count),
-    with_later(key("train", "micro_batch", Kind::Count), &["auto"]),
+    key("train", "micro_batch", Kind::CountOrAuto),
     key("train", "learning_rate", Kind::Number),
     key("train", "min_learning_rate", Kind::Number),
     key("train", "schedule", Kind::Choice(&SCHEDULES)),
@@ -131,7 +132,8 @@ pub const KEYS: &[Key] = &[
     key("train", "eps", Kind::Number),
     key("train", "momentum", Kind::Number),
     key("train", "grad_clip", Kind::Number),
-    with_later(key("train", "on_nonfinite", Kind::Choice(&["stop", "skip"])), &["rollback"]),
+    key("train", "on_nonfinite", Kind::Choice(&["stop", "skip", "rollback"])),
+    key("train", "max_skips", Kind::Count),
     key("train", "loss_outlier", Kind::Number),
     key("train", "norm_outlier", Kind::Number),
     key("train", "outlier_warmup", Kind::Count),
@@ -148,6 +150,8 @@ pub const KEYS: &[Key] = &[
     key("train", "sample_every", Kind::Cadence),
     key("train", "checkpoint_every", Kind::Cadence),
     key("train", "keep_last", Kind::Count),
+    key("train", "keep_best", Kind::Count),
+    key("train", "keep_every", Kind::Count),
     key("train", "device", Kind::Device),
     key("sample", "prompts", Kind::Texts),
     key("sample", "max_tokens", Kind::Count),
@@ -158,15 +162,10 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// Keys of a later version, refused by name rather than as unknown.
-const LATER_KEYS: &[(&str, &str)] =
-    &[("data", "workers"), ("train", "keep_best"), ("sample", "repetition_penalty")];
+const LATER_KEYS: &[(&str, &str)] = &[("data", "workers"), ("sample", "repetition_penalty")];
 
 const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
-    Key { section, name, kind, later: &[] }
-}
-
-const fn with_later(key: Key, later: &'static [&'static str]) -> Key {
-    Key { later, ..key }
+    Key { section, name, kind }
 }
 
 /// The index of a key in [`KEYS`].

@@ -150,8 +150,9 @@ pub struct TrainConfig {
     pub length: Length,
     /// Tokens of one step.
     pub batch_tokens: u64,
-    /// Sequences that go through the model at once.
-    pub micro_batch: u64,
+    /// Sequences that go through the model at once; nothing until a run has decided.
+    #[serde(serialize_with = "count_or_auto")]
+    pub micro_batch: Option<u64>,
     /// The highest learning rate.
     pub learning_rate: f64,
     /// The learning rate at the end of the schedule.
@@ -197,8 +198,10 @@ pub struct TrainConfig {
     pub momentum: Option<f64>,
     /// The largest global norm of a gradient; 0 does not clip.
     pub grad_clip: f64,
-    /// What happens when a step is refused: `stop` or `skip`.
+    /// What happens when a step is refused: `stop`, `skip` or `rollback`.
     pub on_nonfinite: String,
+    /// How many steps may be refused within a hundred before the run stops.
+    pub max_skips: u64,
     /// How many standard deviations a loss may lie above its running mean; 0 allows any.
     pub loss_outlier: f64,
     /// The same for the gradient norm.
@@ -232,8 +235,12 @@ pub struct TrainConfig {
     pub sample_every: Cadence,
     /// How often a checkpoint is written.
     pub checkpoint_every: Cadence,
-    /// How many checkpoints are kept.
+    /// How many of the newest checkpoints are kept.
     pub keep_last: u64,
+    /// How many of those with the lowest validation loss are kept besides.
+    pub keep_best: u64,
+    /// Checkpoints of steps that are multiples of this are kept for good; 0 is none.
+    pub keep_every: u64,
     /// Where to train.
     pub device: String,
 }
@@ -284,6 +291,13 @@ impl TokenizerTraining {
     /// How many tokens it will have, where that is known before any text is read.
     pub fn expected_vocab_size(&self) -> Option<u64> {
         if self.kind == "byte" { Some(256 + self.special.len() as u64) } else { self.vocab_size }
+    }
+}
+
+fn count_or_auto<S: Serializer>(count: &Option<u64>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    match count {
+        Some(count) => serializer.serialize_u64(*count),
+        None => serializer.serialize_str("auto"),
     }
 }
 

@@ -51,6 +51,14 @@ impl<'a> Section<'a> {
         if typed.is_empty() { Ok(()) } else { Err(bad(format!("{} cannot apply {why}", typed.join(", ")))) }
     }
 
+    /// A count that was typed, or nothing within where the machine is to decide.
+    fn given_count_or_auto(&mut self, name: &str) -> Option<Option<u64>> {
+        match self.typed.take(self.name, name)? {
+            Value::Count(count) => Some(Some(count)),
+            _ => Some(None),
+        }
+    }
+
     reader!(given_count, count, Count, u64);
     reader!(given_number, number, Number, f64);
     reader!(given_switch, switch, Switch, bool);

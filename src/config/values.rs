@@ -34,9 +34,6 @@ pub enum Cadence {
 
 /// Reads a value of a TOML file; `folder` is where relative paths start. The error says what is wrong.
 pub fn from_toml(key: &Key, value: &DeValue<'_>, folder: &Path) -> Result<Value, String> {
-    if let Some(text) = value.as_str() {
-        refuse_later(key, text)?;
-    }
     let wrong = || wrong_type(key, &found(value));
     match (key.kind, value) {
         (Kind::Texts | Kind::Inputs, DeValue::Array(items)) => {
@@ -46,7 +43,9 @@ pub fn from_toml(key: &Key, value: &DeValue<'_>, folder: &Path) -> Result<Value,
         }
         (Kind::Switch, DeValue::Boolean(on)) => Ok(Value::Switch(*on)),
         // Only plain decimal numbers are read; nobody counts tokens in octal.
-        (Kind::Count | Kind::Number | Kind::Cadence, DeValue::Integer(number)) if number.radix() == 10 => {
+        (Kind::Count | Kind::CountOrAuto | Kind::Number | Kind::Cadence, DeValue::Integer(number))
+            if number.radix() == 10 =>
+        {
             from_text(key, &number.as_str().replace('_', ""), folder).map_err(|_| wrong())
         }
         (Kind::Number, DeValue::Float(number)) => {
@@ -60,10 +59,12 @@ pub fn from_toml(key: &Key, value: &DeValue<'_>, folder: &Path) -> Result<Value,
 
 /// Reads a value that was typed as text. The error says what is wrong.
 pub fn from_text(key: &Key, text: &str, folder: &Path) -> Result<Value, String> {
-    refuse_later(key, text)?;
     let wrong = || wrong_type(key, &format!("{text:?}"));
     match key.kind {
-        Kind::Count => ironmill_data::parse_size(text).map(Value::Count).map_err(|_| wrong()),
+        Kind::CountOrAuto if text == "auto" => Ok(Value::Text(text.into())),
+        Kind::Count | Kind::CountOrAuto => {
+            ironmill_data::parse_size(text).map(Value::Count).map_err(|_| wrong())
+        }
         Kind::Number => {
             let number: f64 = text.parse().map_err(|_| wrong())?;
             if number.is_finite() { Ok(Value::Number(number)) } else { Err(wrong()) }
@@ -126,17 +127,6 @@ fn parse_cadence(text: &str) -> Option<Cadence> {
         Some(time) => (!time.is_zero()).then_some(Cadence::Time(time)),
         None => ironmill_data::parse_size(text).ok().map(Cadence::Steps),
     }
-}
-
-fn refuse_later(key: &Key, text: &str) -> Result<(), String> {
-    if !key.later.contains(&text) {
-        return Ok(());
-    }
-    Err(format!(
-        "`{}` = \"{text}\" is not available in this version: use {}",
-        key.path(),
-        key.kind.expected()
-    ))
 }
 
 fn wrong_type(key: &Key, found: &str) -> String {
@@ -203,6 +193,9 @@ mod tests {
     fn values_are_read_by_what_their_key_takes() {
         assert_eq!(read("train.batch_tokens", "16K"), Ok(Value::Count(16_000)));
         assert_eq!(read("train.learning_rate", "3e-4"), Ok(Value::Number(3e-4)));
+        assert_eq!(read("train.micro_batch", "auto"), Ok(Value::Text("auto".into())));
+        assert_eq!(read("train.micro_batch", "4"), Ok(Value::Count(4)));
+        assert!(read("train.micro_batch", "most").unwrap_err().contains("or \"auto\""));
         assert_eq!(
             read("train.checkpoint_every", "10m"),
             Ok(Value::Cadence(Cadence::Time(Duration::from_secs(600))))
@@ -215,12 +208,6 @@ mod tests {
             read("data.input", r#"["a.txt", "builtin:stories:1MB"]"#),
             Ok(Value::Texts(vec!["/place/a.txt".into(), "builtin:stories:1MB".into()]))
         );
-    }
-
-    #[test]
-    fn values_of_a_later_version_are_refused_by_name() {
-        let said = read("train.micro_batch", "auto").unwrap_err();
-        assert!(said.contains("not available in this version") && said.contains("auto"), "{said}");
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! The memory of this machine: the one place that asks for it.
 
 use super::cuda;
-use crate::failure::{Code, Failure, Result};
-use crate::show::numbers;
 
 /// The share of the free memory that a run on the CPU may plan with; the rest is for the system and its caches.
 const SHARE: f64 = 0.8;
@@ -41,15 +39,10 @@ pub fn memory_for_a_run(device: &str) -> Option<u64> {
     memory_of_device(device).available.map(|free| (free as f64 * share) as u64)
 }
 
-/// Refuses what can never fit. Without this the allocator would end the program in the middle of its work.
-pub fn check_fits(device: &str, needed: u64) -> Result<()> {
-    let Some(total) = memory_of_device(device).total.filter(|total| needed > *total) else { return Ok(()) };
-    let message = format!(
-        "this run needs {} of memory and the device has {}: make the model, model.context or train.micro_batch smaller",
-        numbers::bytes(needed),
-        numbers::bytes(total)
-    );
-    Err(Failure::new(Code::OutOfMemory, message))
+/// More than this can never be had: all memory of the machine, or what is free of a card's, which is not made free by waiting.
+pub fn most_memory(device: &str) -> Option<u64> {
+    let memory = memory_of_device(device);
+    if cuda::ordinal(device).is_some() { memory.available } else { memory.total }
 }
 
 /// What this process has in memory, where the system says.
@@ -91,11 +84,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_can_never_fit_is_refused() {
-        assert!(check_fits("cpu", 1 << 10).is_ok());
-        if memory().total.is_some() {
-            assert_eq!(check_fits("cpu", u64::MAX).unwrap_err().code(), Code::OutOfMemory);
-        }
+    fn only_what_can_never_fit_is_too_much() {
+        assert_eq!(most_memory("cpu"), memory().total);
     }
 
     #[test]

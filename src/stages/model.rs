@@ -66,7 +66,7 @@ pub fn train_options(
         lengths: samples.lengths,
         borders: samples.borders,
         rows: (train.batch_tokens / config.model.context) as usize,
-        micro_rows: train.micro_batch as usize,
+        micro_rows: train.micro_batch.unwrap_or(train.batch_tokens / config.model.context) as usize,
         schedule: Schedule {
             peak: train.learning_rate,
             floor: train.min_learning_rate,
@@ -90,7 +90,7 @@ pub fn train_options(
             loss_outlier: train.loss_outlier as f32,
             norm_outlier: train.norm_outlier as f32,
             warmup: u32::try_from(train.outlier_warmup).unwrap_or(u32::MAX),
-            stops: train.on_nonfinite == "stop",
+            stops: train.on_nonfinite != "skip",
         },
         faults: Vec::new(),
         loss: LossShape { label_smoothing: train.label_smoothing as f32, z_loss: train.z_loss as f32 },

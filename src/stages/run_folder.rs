@@ -43,8 +43,11 @@ impl RunFolder {
         let run = RunFolder { _lock: Some(Arc::new(RunLock::take(path, show)?)), ..RunFolder::at(path) };
         if run.exists() {
             let stored = Config::load(&run.config_path(), &[])?;
-            if config.train.recompute == "auto" && run.has_checkpoint()? {
-                config.train.recompute.clone_from(&stored.train.recompute);
+            if run.has_checkpoint()? {
+                if config.train.recompute == "auto" {
+                    config.train.recompute.clone_from(&stored.train.recompute);
+                }
+                config.train.micro_batch = config.train.micro_batch.or(stored.train.micro_batch);
             }
             run.compare(&stored, &config, show)?;
         }

@@ -22,6 +22,7 @@ use ironmill_text::durable;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// What became of a run.
@@ -75,7 +76,7 @@ impl Plan {
     }
 
     /// Makes the runs that are not finished. Gives all of them, the best first, and the page.
-    pub fn run(&self, context: &Context, stop: &AtomicBool) -> Result<(Vec<Tried>, PathBuf)> {
+    pub fn run(&self, context: &Context, stop: &Arc<AtomicBool>) -> Result<(Vec<Tried>, PathBuf)> {
         let show = &context.show;
         check_device(&self.base.train.device)?;
         std::fs::create_dir_all(&self.out).map_err(|error| Failure::write(&self.out, &error))?;
@@ -124,14 +125,14 @@ impl Plan {
         !self.keys.iter().any(decides) && corpus::prepared_input(&self.base).is_none()
     }
 
-    fn make_corpus(&self, context: &Context, stop: &AtomicBool) -> Result<PathBuf> {
+    fn make_corpus(&self, context: &Context, stop: &Arc<AtomicBool>) -> Result<PathBuf> {
         let (folder, config) =
             RunFolder::open_or_create(&self.out.join("shared"), self.base.clone(), &context.show)?;
         corpus::make(&folder, &config, context, stop)?;
         Ok(std::path::absolute(folder.data()).unwrap_or_else(|_| folder.data()))
     }
 
-    fn train(&self, name: &str, config: Config, context: &Context, stop: &AtomicBool) -> Result<()> {
+    fn train(&self, name: &str, config: Config, context: &Context, stop: &Arc<AtomicBool>) -> Result<()> {
         let (folder, config) = RunFolder::open_or_create(&self.out.join(name), config, &context.show)?;
         context.show.log_to(&folder.log())?;
         let corpus = corpus::make(&folder, &config, context, stop)?;

@@ -121,10 +121,15 @@ impl Runtime {
             0 => None,
             bytes => Some(self.device.allocate(bytes)?),
         };
-        if plan.arena_bytes > self.arena_bytes {
-            self.grow_arena(plan.arena_bytes)?;
-        }
-        let sequence = self.bind(&graph, &plan, inputs)?;
+        let grown =
+            if plan.arena_bytes > self.arena_bytes { self.grow_arena(plan.arena_bytes) } else { Ok(()) };
+        let sequence = match grown.and_then(|()| self.bind(&graph, &plan, inputs)) {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                inputs.into_iter().for_each(|inputs| self.device.free(inputs));
+                return Err(error);
+            }
+        };
         self.programs.push(Program { graph, plan, inputs, sequence });
         Ok(ProgramId(self.programs.len() - 1))
     }
@@ -261,11 +266,22 @@ impl Runtime {
         }
     }
 
-    /// Programs bound to the old arena are bound again; values never outlive a run, so nothing is copied.
+    /// Makes room for a larger program. If there is none, the arena is as it was and the other programs can still be run.
     fn grow_arena(&mut self, bytes: usize) -> Result<()> {
+        let before = self.arena_bytes;
+        let Err(error) = self.place_arena(bytes) else { return Ok(()) };
+        if before > 0 {
+            self.place_arena(before)?;
+        }
+        Err(error)
+    }
+
+    /// Programs bound to the old arena are bound again; values never outlive a run, so nothing is copied.
+    fn place_arena(&mut self, bytes: usize) -> Result<()> {
         if let Some(arena) = self.arena.take() {
             self.device.free(arena);
         }
+        self.arena_bytes = 0;
         self.arena = Some(self.device.allocate(bytes)?);
         self.arena_bytes = bytes;
         for index in 0..self.programs.len() {

@@ -1,5 +1,7 @@
 //! A model on a device: its parameters, and the programs that evaluate it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use ironmill_compute::{DType, Device, HostData, IGNORED, LossShape};
 use ironmill_data::TokenStream;
 use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor, refresh_program};
@@ -179,6 +181,18 @@ impl Engine {
         set: impl Into<EvaluationSet>,
         rows: usize,
     ) -> Result<Evaluation> {
+        self.evaluate_until(stream, objective, set, rows, &AtomicBool::new(false))
+    }
+
+    /// Does the same, and ends in [`Error::Stopped`] soon after `stop` is set.
+    pub fn evaluate_until(
+        &mut self,
+        stream: &TokenStream,
+        objective: Objective,
+        set: impl Into<EvaluationSet>,
+        rows: usize,
+        stop: &AtomicBool,
+    ) -> Result<Evaluation> {
         let (set, predictable) = (set.into(), stream.tokens().saturating_sub(1));
         if predictable.min(set.tokens()) == 0 {
             let reason = "evaluation needs at least two tokens".into();
@@ -194,6 +208,9 @@ impl Engine {
         let mut windows = set.windows(predictable, context as u64).peekable();
         let (mut sum, mut predicted) = (0.0, 0);
         while windows.peek().is_some() {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
             targets.fill(IGNORED);
             for (ids, targets) in ids.chunks_exact_mut(context).zip(targets.chunks_exact_mut(context)) {
                 let Some((position, count)) = windows.next() else { break };

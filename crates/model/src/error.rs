@@ -72,6 +72,21 @@ pub enum Error {
         /// Its gradient norm.
         norm: f64,
     },
+    /// The disk has no room for a checkpoint.
+    #[error(
+        "{path}: a checkpoint takes {needed} bytes and the disk has {free} left, so none was written and the ones before are as they were; free some space, or lower keep_last, keep_best or keep_every in [train]"
+    )]
+    NoSpace {
+        /// The folder of checkpoints.
+        path: PathBuf,
+        /// What is needed.
+        needed: u64,
+        /// What there is.
+        free: u64,
+    },
+    /// Someone asked to stop; what was under way is undone and can be done again.
+    #[error("stopped before the end; run the same command again to go on")]
+    Stopped,
     /// A prompt or a token list cannot be used.
     #[error("{0}")]
     Prompt(String),
@@ -92,6 +107,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the device has no memory for what was asked; less may still fit.
+    pub fn is_out_of_memory(&self) -> bool {
+        use ironmill_compute::Error::OutOfMemory;
+        matches!(self, Error::Graph(ironmill_graph::Error::Compute(OutOfMemory { .. })))
+    }
+
     pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.to_path_buf();
         move |source| Error::Io { path, source }

@@ -1,8 +1,11 @@
 //! Parameters in Hugging Face's names and layouts: `model.safetensors` both ways.
 
-use std::path::Path;
+use std::{borrow::Cow, path::Path};
 
-use ironmill_data::safetensors::{self, Dtype, SafeTensors, TensorView};
+use ironmill_data::{
+    durable::Disk,
+    safetensors::{self, Dtype, SafeTensors, TensorView},
+};
 use ironmill_graph::Parameter;
 
 use crate::{
@@ -15,22 +18,28 @@ use crate::{
 ///
 /// A GPT-2 without biases gets biases of zero in the file, because readers of the format expect them.
 pub fn save_weights(path: &Path, model: &Model, values: &[f32]) -> Result<()> {
-    let mut tensors: Vec<(String, Vec<u64>, Vec<f32>)> = Vec::new();
+    save_weights_on(&Disk::default(), path, model, values)
+}
+
+/// Writes flat values as a `model.safetensors`, on a disk that may be watched.
+pub(crate) fn save_weights_on(disk: &Disk, path: &Path, model: &Model, values: &[f32]) -> Result<()> {
+    // Only what is stored another way round is copied.
+    let mut tensors: Vec<(String, Vec<u64>, Cow<'_, [f32]>)> = Vec::new();
     for parameter in model.layout().parameters() {
         let data = &values[parameter.range()];
         let [rows, columns] = rows_and_columns(parameter);
         if is_transposed(model, parameter) {
             let dims = vec![columns as u64, rows as u64];
-            tensors.push((parameter.name.clone(), dims, transpose(data, rows, columns)));
+            tensors.push((parameter.name.clone(), dims, transpose(data, rows, columns).into()));
         } else {
             let dims = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
-            tensors.push((parameter.name.clone(), dims, data.to_vec()));
+            tensors.push((parameter.name.clone(), dims, data.into()));
         }
         let has_bias = parameter.name.contains(".ln_") || is_transposed(model, parameter);
         if !model.config().bias && has_bias {
             let name = parameter.name.replace(".weight", ".bias");
             let outputs = parameter.shape.dims()[0];
-            tensors.push((name, vec![outputs as u64], vec![0.0; outputs]));
+            tensors.push((name, vec![outputs as u64], vec![0.0; outputs].into()));
         }
     }
     let views: Vec<TensorView<'_>> = tensors
@@ -39,10 +48,10 @@ pub fn save_weights(path: &Path, model: &Model, values: &[f32]) -> Result<()> {
             name,
             dtype: Dtype::F32,
             shape,
-            bytes: bytemuck::cast_slice(data),
+            bytes: bytemuck::cast_slice(data.as_ref()),
         })
         .collect();
-    safetensors::write(path, &views, &[("format".into(), "pt".into())])?;
+    safetensors::write_on(disk, path, &views, &[("format".into(), "pt".into())])?;
     Ok(())
 }
 

@@ -4,19 +4,136 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Writes `bytes` to `path` so that after a crash the file has either its old or its new content.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut staged = StagedFile::create(path)?;
-    staged.write_all(bytes)?;
-    staged.commit()
+    Disk::default().write(path, bytes)
 }
 
 /// Makes the names in the folder `path` survive a crash.
 ///
 /// Windows cannot open a folder for syncing and journals renames itself, so there this does nothing.
 pub fn sync_dir(path: &Path) -> io::Result<()> {
-    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+    Disk::default().sync_dir(path)
+}
+
+/// Something that is about to be done to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Some bytes go into a file.
+    Write,
+    /// A file or a folder is synced.
+    Sync,
+    /// A file or a folder gets another name.
+    Rename,
+    /// A folder is removed with all that is in it.
+    Remove,
+}
+
+/// Is asked before everything that is done to a [`Disk`], and may refuse. Tests end a save at every point this way.
+pub trait Watch: Send + Sync {
+    /// Lets the act happen, or fails it.
+    fn before(&self, act: Act, path: &Path) -> io::Result<()>;
+
+    /// The free space to tell, given the true one.
+    fn free_bytes(&self, truly: u64) -> u64 {
+        truly
+    }
+}
+
+/// The disk that durable files lie on, watched if a test asks for that.
+#[derive(Clone, Default)]
+pub struct Disk {
+    watch: Option<Arc<dyn Watch>>,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.watch.is_some() { "Disk (watched)" } else { "Disk" })
+    }
+}
+
+impl Disk {
+    /// A disk that asks before everything that is done to it.
+    pub fn watched(watch: Arc<dyn Watch>) -> Self {
+        Disk { watch: Some(watch) }
+    }
+
+    /// Writes `bytes` to `path` so that after a crash the file has either its old or its new content.
+    pub fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut staged = StagedFile::create_on(self, path)?;
+        staged.write_all(bytes)?;
+        staged.commit()
+    }
+
+    /// Makes the names in the folder `path` survive a crash; see [`sync_dir`].
+    pub fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.before(Act::Sync, path)?;
+        if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+    }
+
+    /// Gives a file or folder another name.
+    pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.before(Act::Rename, to)?;
+        fs::rename(from, to)
+    }
+
+    /// Removes a folder and all that is in it; one that is not there is no error.
+    pub fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
+        if !path.exists() {
+            return Ok(());
+        }
+        self.before(Act::Remove, path)?;
+        fs::remove_dir_all(path)
+    }
+
+    /// The bytes that may still be written in the folder `path`, where the system says.
+    pub fn free_bytes(&self, path: &Path) -> Option<u64> {
+        let truly = free_bytes(path)?;
+        Some(self.watch.as_ref().map_or(truly, |watch| watch.free_bytes(truly)))
+    }
+
+    fn before(&self, act: Act, path: &Path) -> io::Result<()> {
+        self.watch.as_ref().map_or(Ok(()), |watch| watch.before(act, path))
+    }
+}
+
+#[cfg(unix)]
+fn free_bytes(path: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(path).ok()?;
+    // Some file systems have no blocks to count, and say 0 of 0.
+    (found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
+
+/// A file that asks before it writes.
+#[derive(Debug)]
+struct WatchedFile {
+    file: File,
+    disk: Disk,
+    path: PathBuf,
+}
+
+impl Write for WatchedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.disk.before(Act::Write, &self.path)?;
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for WatchedFile {
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+        self.file.seek(position)
+    }
 }
 
 /// A buffered file under a temporary name beside its final one, which [`commit`](Self::commit) gives it.
@@ -26,7 +143,7 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
 #[derive(Debug)]
 pub struct StagedFile {
     /// `None` only after `commit` has taken it.
-    file: Option<BufWriter<File>>,
+    file: Option<BufWriter<WatchedFile>>,
     /// `None` for a device or a pipe.
     staged_path: Option<PathBuf>,
     final_path: PathBuf,
@@ -38,6 +155,13 @@ const MAX_NAME_ATTEMPTS: u32 = 10_000;
 impl StagedFile {
     /// Opens a temporary file in the folder of `path`, which must exist.
     pub fn create(path: &Path) -> io::Result<Self> {
+        Self::create_on(&Disk::default(), path)
+    }
+
+    /// Opens a temporary file on a disk that may be watched.
+    pub fn create_on(disk: &Disk, path: &Path) -> io::Result<Self> {
+        let buffered =
+            |file| Some(BufWriter::new(WatchedFile { file, disk: disk.clone(), path: path.to_owned() }));
         let followed = match fs::symlink_metadata(path) {
             Ok(found) if found.is_symlink() => fs::canonicalize(path).ok(),
             _ => None,
@@ -46,7 +170,7 @@ impl StagedFile {
         match fs::metadata(path) {
             Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
             Ok(found) if !found.is_file() => {
-                let file = Some(BufWriter::new(OpenOptions::new().write(true).open(path)?));
+                let file = buffered(OpenOptions::new().write(true).open(path)?);
                 return Ok(Self { file, staged_path: None, final_path: path.to_owned() });
             }
             _ => {}
@@ -61,7 +185,7 @@ impl StagedFile {
             let staged_path = path.with_file_name(staged_name);
             match OpenOptions::new().read(true).write(true).create_new(true).open(&staged_path) {
                 Ok(file) => {
-                    let file = Some(BufWriter::new(file));
+                    let file = buffered(file);
                     return Ok(Self { file, staged_path: Some(staged_path), final_path: path.to_owned() });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -76,19 +200,22 @@ impl StagedFile {
 
     /// Syncs the content, gives the file its final name (replacing what had it) and syncs the folder.
     pub fn commit(mut self) -> io::Result<()> {
-        let file = self.writer()?.get_ref().try_clone()?;
-        self.writer()?.flush()?;
+        let writer = self.writer()?;
+        writer.flush()?;
+        let WatchedFile { file, disk, path } = writer.get_ref();
+        let (file, disk) = (file.try_clone()?, disk.clone());
+        disk.before(Act::Sync, path)?;
         let Some(staged_path) = &self.staged_path else { return Ok(()) };
         file.sync_all()?;
-        fs::rename(staged_path, &self.final_path)?;
+        disk.rename(staged_path, &self.final_path)?;
         self.file = None;
         match self.final_path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => sync_dir(folder),
-            _ => sync_dir(Path::new(".")),
+            Some(folder) if !folder.as_os_str().is_empty() => disk.sync_dir(folder),
+            _ => disk.sync_dir(Path::new(".")),
         }
     }
 
-    fn writer(&mut self) -> io::Result<&mut BufWriter<File>> {
+    fn writer(&mut self) -> io::Result<&mut BufWriter<WatchedFile>> {
         self.file.as_mut().ok_or_else(|| io::Error::other("the file was already committed"))
     }
 }

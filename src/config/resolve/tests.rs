@@ -24,7 +24,7 @@ fn a_resolved_configuration_reads_back_to_itself() {
         "",
         "seed = 7\n[tokenizer]\nfile = \"t.json\"\n[data]\ninput = \"a.txt\"\ndocument_separator = \"\\n\\n\"",
         "[tokenizer]\nkind = \"char\"\n[train]\nepochs = 2.5\ncheckpoint_every = \"90s\"\nschedule = \"constant\"",
-        "[model]\ntied = false\n[train]\nlearning_rate = 3e-4\nmicro_batch = 2\n[sample]\nprompts = [\"a\", \"\\\"b\\\"\"]",
+        "[model]\ntied = false\n[train]\nlearning_rate = 3e-4\nmicro_batch = \"auto\"\n[sample]\nprompts = [\"a\", \"\\\"b\\\"\"]",
     ] {
         let config = resolve(text).unwrap();
         let written = config.to_toml().unwrap();
@@ -118,7 +118,9 @@ const EFFECTS: &[(&str, &str, &str)] = &[
     ("train.steps", "", "5"),
     ("train.epochs", "", "5"),
     ("train.batch_tokens", "", "512"),
-    ("train.micro_batch", "", "2"),
+    ("train.micro_batch", "", "\"auto\""),
+    ("train.keep_best", "", "1"),
+    ("train.keep_every", "", "7"),
     ("train.learning_rate", "", "1e-4"),
     ("train.min_learning_rate", "", "1e-5"),
     ("train.schedule", "", "\"constant\""),
@@ -138,6 +140,7 @@ const EFFECTS: &[(&str, &str, &str)] = &[
     ("train.momentum", "train.optimizer = \"sgd\"", "0.5"),
     ("train.grad_clip", "", "2"),
     ("train.on_nonfinite", "", "\"skip\""),
+    ("train.max_skips", "", "3"),
     ("train.loss_outlier", "", "6"),
     ("train.norm_outlier", "", "6"),
     ("train.outlier_warmup", "", "50"),

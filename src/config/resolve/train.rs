@@ -24,8 +24,11 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         )));
     }
     let rows = batch_tokens / context;
-    let micro_batch = section.given_count("micro_batch").unwrap_or_else(|| largest_divisor(rows, 16));
-    if micro_batch == 0 || !rows.is_multiple_of(micro_batch) {
+    let micro_batch =
+        section.given_count_or_auto("micro_batch").unwrap_or_else(|| Some(largest_divisor(rows, 16)));
+    if let Some(micro_batch) = micro_batch
+        && (micro_batch == 0 || !rows.is_multiple_of(micro_batch))
+    {
         let near = largest_divisor(rows, micro_batch.max(1));
         return Err(bad(format!(
             "train.micro_batch = {micro_batch} does not divide a step of {rows} sequences \
@@ -93,6 +96,7 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         optimizer,
         grad_clip: section.number("grad_clip", 1.0),
         on_nonfinite: section.text("on_nonfinite", "stop"),
+        max_skips: section.count("max_skips", 5u64),
         loss_outlier: section.number("loss_outlier", 0.0),
         norm_outlier: section.number("norm_outlier", 0.0),
         outlier_warmup: section.count("outlier_warmup", 100u64),
@@ -109,6 +113,8 @@ pub(super) fn resolve(mut section: Section<'_>, model: &ModelConfig) -> Result<T
         sample_every: section.cadence("sample_every", Cadence::Steps(if is_encoder { 0 } else { 250 })),
         checkpoint_every: section.cadence("checkpoint_every", Cadence::Steps(250)),
         keep_last: section.count("keep_last", 2u64),
+        keep_best: section.count("keep_best", 0u64),
+        keep_every: section.count("keep_every", 0u64),
         device,
     };
     if is_encoder && train.sample_every != Cadence::Steps(0) {

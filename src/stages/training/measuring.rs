@@ -2,13 +2,14 @@
 
 use super::Session;
 use super::telling::now;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::stages::metrics::Beside;
 use crate::stages::sampling::{Completion, complete};
 use ironmill_data::Split;
 use ironmill_model::{Evaluation, EvaluationSet};
 use ironmill_text::durable;
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Session<'_> {
@@ -17,10 +18,21 @@ impl Session<'_> {
         if validation.is_empty() {
             return Ok(None);
         }
-        let (set, rows) = (self.evaluation_set(), self.config.train.micro_batch as usize);
-        let objective = self.trainer.options().objective;
         let began = Instant::now();
-        let evaluation = self.trainer.engine().evaluate(validation, objective, set, rows)?;
+        let (set, objective) = (self.evaluation_set(), self.trainer.options().objective);
+        let mut rows = self.trainer.options().micro_rows;
+        let evaluation = loop {
+            match self.trainer.engine().evaluate_until(validation, objective, set, rows, self.stop) {
+                Err(error) if error.is_out_of_memory() && rows > 1 => {
+                    rows /= 2;
+                    self.context
+                        .show
+                        .warn(&format!("{error}; the evaluation goes on with {rows} rows at a time"));
+                }
+                outcome => break outcome?,
+            }
+        };
+        self.measured = Some((self.trainer.step_count(), evaluation.loss));
         self.metrics.spend(Beside::Evaluation, began.elapsed());
         self.trainer.observe(evaluation.loss);
         self.early.observe(self.trainer.step_count(), evaluation.loss);
@@ -47,9 +59,25 @@ impl Session<'_> {
         }
         let (began, step) = (Instant::now(), self.trainer.step_count());
         let settings = &self.config.sample;
-        let quiet = &mut |_: usize, _: &str| ControlFlow::Continue(());
+        let stop = self.stop;
+        let is_stopping = || stop.load(Ordering::Relaxed);
+        let until_stopped = &mut |_: usize, _: &str| match is_stopping() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
         let engine = self.trainer.engine();
-        let completions = complete(engine, &self.corpus.tokenizer, &settings.prompts, settings, quiet)?;
+        let completions =
+            complete(engine, &self.corpus.tokenizer, &settings.prompts, settings, until_stopped);
+        let completions = match completions {
+            Err(failure) if failure.code() == Code::OutOfMemory => {
+                self.context.show.warn(&format!("{failure}; no samples are written after step {step}"));
+                return Ok(Vec::new());
+            }
+            completions => completions?,
+        };
+        if is_stopping() {
+            return Err(ironmill_model::Error::Stopped.into());
+        }
         let folder = self.run.samples();
         let path = folder.join(format!("step-{step:08}.txt"));
         let texts: Vec<String> =

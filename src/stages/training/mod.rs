@@ -1,10 +1,12 @@
 //! The training of a run: step by step, measured, saved and shown, resumed from where it stopped.
 //!
 //! This file has the loop; its rooms have what the loop does beside steps: [`saving`], [`measuring`], [`telling`],
-//! [`watching`] the machine, and in [`cadence`] when each of them is due.
+//! [`watching`] the machine, [`fitting`] into memory, [`refusing`] steps, and in [`cadence`] when each of them is due.
 
 mod cadence;
+mod fitting;
 mod measuring;
+mod refusing;
 mod saving;
 mod stopping;
 mod telling;
@@ -12,7 +14,6 @@ mod watching;
 
 use super::corpus::Corpus;
 use super::events::Events;
-use super::machine::check_fits;
 use super::metrics::{Account, Beside, Metrics};
 use super::model;
 use super::peak::Peak;
@@ -20,14 +21,19 @@ use super::plan::{self, Plan, Samples};
 use super::run_folder::RunFolder;
 use super::sampling::Completion;
 use crate::cli::Context;
-use crate::config::Config;
+use crate::config::{Cadence, Config};
 use crate::failure::{Code, Failure, Result};
+use crate::faults::Faults;
 use crate::report::{self, Record};
 use crate::show::numbers::grouped;
 use cadence::Due;
 use ironmill_data::Loader;
-use ironmill_model::{Evaluation, Model, Trainer, checkpoint};
+use ironmill_model::checkpoint::{self, Saver};
+use ironmill_model::{Evaluation, Model, Trainer};
+use refusing::Health;
+use saving::keep;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use stopping::EarlyStop;
@@ -55,10 +61,10 @@ pub fn train(
     corpus: &Corpus,
     init_from: Option<&Path>,
     context: &Context,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
 ) -> Result<Outcome> {
     let began = Instant::now();
-    let mut session = Session::start(run, config, corpus, init_from, context)?;
+    let mut session = Session::start(run, config, corpus, init_from, context, stop)?;
     session.metrics.spend(Beside::Startup, began.elapsed());
     let mut evaluation = None;
     context.show.start_training(session.steps, session.trainer.step_count());
@@ -74,16 +80,21 @@ pub fn train(
         let is_stopping = stop.load(Ordering::Relaxed);
         // A step that the device is already working on ends first.
         if is_stopping && !session.trainer.is_ahead() {
-            break session.save().and_then(|()| Err(stopped(run, step)));
+            break Err(stopped(run, step));
         }
         match session.step(is_stopping) {
             Ok(measured) => evaluation = measured.or(evaluation),
+            Err(failure) if failure.code() == Code::OutOfMemory && session.can_shrink() => {
+                session = session.with_fewer_rows(&failure)?;
+            }
             Err(failure) => break Err(failure),
         }
     };
     context.show.finish_training();
-    outcome?;
-    session.finish(evaluation)
+    match outcome {
+        Ok(()) => session.finish(evaluation),
+        Err(failure) => Err(session.leave(failure)),
+    }
 }
 
 /// A training on its way.
@@ -93,6 +104,8 @@ struct Session<'a> {
     config: Config,
     corpus: &'a Corpus,
     context: &'a Context,
+    stop: &'a Arc<AtomicBool>,
+    faults: Faults,
     trainer: Trainer,
     loader: Loader,
     steps: u64,
@@ -100,11 +113,19 @@ struct Session<'a> {
     events: Events,
     watch: Watch,
     early: EarlyStop,
+    saver: Saver,
+    /// The files that make a checkpoint complete.
+    files: Arc<Vec<(String, Vec<u8>)>>,
     /// The step of the newest checkpoint, so that none is written twice.
     saved_step: Option<u64>,
+    /// The last measurement of the validation loss, and after which step it was made.
+    measured: Option<(u64, f64)>,
+    health: Health,
     evaluate: Due,
     sample: Due,
     save: Due,
+    /// Checkpoints that are kept for good.
+    keep: Due,
     pace: Pace,
 }
 
@@ -115,21 +136,29 @@ impl<'a> Session<'a> {
         corpus: &'a Corpus,
         init_from: Option<&Path>,
         context: &'a Context,
+        stop: &'a Arc<AtomicBool>,
     ) -> Result<Session<'a>> {
         let loader = plan::loader(config, corpus)?;
         let steps = model::steps(config, loader.samples_per_epoch());
         let objective = model::objective(config, &corpus.tokenizer)?;
         let vocab_size = corpus.tokenizer.vocab_size() as u64;
-        let plan = Plan::new(config, vocab_size, objective, Samples::of(&loader), steps)?;
+        let mut plan = Plan::new(config, vocab_size, objective, Samples::of(&loader), steps)?;
         telling::describe(&plan, config, &loader, steps, context);
-        check_fits(&config.train.device, plan.total_bytes() as u64)?;
+        plan.check_fits(config)?;
         let mut config = config.clone();
         config.train.recompute = plan.recompute_name().into();
+        config.train.micro_batch = Some(plan.options.micro_rows as u64);
         run.store(&config)?;
         let values = initial_values(&plan.model, &config, init_from)?;
+        let check_stop = || if stop.load(Ordering::Relaxed) { Err(stopped_early(run)) } else { Ok(()) };
+        check_stop()?;
+        let faults = Faults::from_environment()?;
+        plan.options.faults = faults.in_data();
+        let saver = Saver::new(faults.disk(), run.checkpoints(), plan.model.clone(), keep(&config));
         let mut watch = Watch::new(&plan, &config.train.device);
-        let device = model::device(&config.train.device, context.threads, Some(run.kernel_choices()))?;
-        let mut trainer = Trainer::new(device, plan.model, plan.options, &values)?;
+        let mut trainer = fitting::open(run, &mut config, plan.model, plan.options, &values, context)?;
+        trainer.stop_when(Arc::clone(stop));
+        check_stop()?;
         let described = trainer.engine().describe_device();
         context.show.detail(&format!("device: {described}"));
         let precision = &config.train.precision;
@@ -140,11 +169,14 @@ impl<'a> Session<'a> {
             context.show.warn(&format!("a checkpoint is passed over: {error}"))
         };
         let newest = checkpoint::newest(&run.checkpoints(), skipped)?;
+        let mut health = Health::default();
         if let Some(path) = &newest {
+            health = Health::of(&checkpoint::run_state(path)?);
             let snapshot = checkpoint::load(path, trainer.engine().model())?;
             trainer.restore(&snapshot)?;
             context.show.note(&format!("resumed from {}", path.display()));
         }
+        check_stop()?;
         let step = trainer.step_count();
         let mut early = EarlyStop::new(&config.train);
         let metrics = Metrics::open(&run.metrics(), step, &mut |line| early.recall(line))?;
@@ -153,21 +185,29 @@ impl<'a> Session<'a> {
             run,
             corpus,
             context,
+            stop,
+            faults,
             loader,
             steps,
             metrics,
             events,
             watch,
             early,
+            saver,
+            files: Arc::new(saving::travelling_files(&corpus.tokenizer, &config)?),
             saved_step: newest.map(|_| step),
+            measured: None,
+            health,
             evaluate: Due::new(config.train.eval_every),
             sample: Due::new(config.train.sample_every),
             save: Due::new(config.train.checkpoint_every),
+            keep: Due::new(Cadence::Steps(config.train.keep_every)),
             pace: Pace::default(),
             trainer,
             config,
         };
         session.write_about()?;
+        session.secure_a_way_back()?;
         Ok(session)
     }
 
@@ -176,20 +216,36 @@ impl<'a> Session<'a> {
         let step = self.trainer.step_count() + 1;
         let pauses = is_stopping
             || step >= self.steps
-            || [&self.evaluate, &self.save, &self.sample].iter().any(|due| due.will_be(step));
-        let report = match self.watch.is_due_for_a_profile(&self.trainer) {
-            true => self.take_apart()?,
-            false => self.trainer.step_ahead(&self.loader, !pauses)?,
+            || [&self.evaluate, &self.save, &self.keep, &self.sample].iter().any(|due| due.will_be(step));
+        self.tell_saved()?;
+        if !self.trainer.is_ahead() {
+            self.faults.before_step(step, self.trainer.options().micro_rows)?;
+        }
+        let taken = match self.watch.is_due_for_a_profile(&self.trainer) {
+            true => self.take_apart(),
+            false => self.trainer.step_ahead(&self.loader, !pauses),
+        };
+        let report = match taken {
+            Err(refusal @ ironmill_model::Error::Refused { .. }) => {
+                self.go_back(refusal)?;
+                return Ok(None);
+            }
+            report => report?,
         };
         self.tell_refusal(&report);
+        self.bear_refusal(&report)?;
         if self.trainer.is_ahead() {
             self.tell(&report, None)?;
             return Ok(None);
         }
         let is_last = report.step >= self.steps;
-        let measured = if self.evaluate.now(report.step) || is_last { self.measure()? } else { None };
+        let saves = self.save.now(report.step) | self.keep.now(report.step);
+        // Which checkpoints are best is known only of those that are measured.
+        let compares = saves && self.config.train.keep_best > 0;
+        let measured =
+            if self.evaluate.now(report.step) || is_last || compares { self.measure()? } else { None };
         self.tell(&report, measured)?;
-        if self.save.now(report.step) {
+        if saves {
             self.save()?;
         }
         // The last sample is the result of the run; here are those on the way.
@@ -203,7 +259,15 @@ impl<'a> Session<'a> {
 
     /// Saves before anything else can fail, then measures if the last step did not, then writes.
     fn finish(mut self, evaluation: Option<Evaluation>) -> Result<Outcome> {
-        self.save()?;
+        self.save_now()?;
+        let (run, steps) = (self.run, self.trainer.step_count());
+        self.show_results(evaluation).map_err(|failure| match failure.code() {
+            Code::Stopped => stopped(run, steps),
+            _ => failure,
+        })
+    }
+
+    fn show_results(mut self, evaluation: Option<Evaluation>) -> Result<Outcome> {
         let evaluation = match evaluation {
             Some(evaluation) => Some(evaluation),
             None => self.measure()?,
@@ -215,12 +279,31 @@ impl<'a> Session<'a> {
         report::write(&self.run.report(), &record.name, std::slice::from_ref(&record), &[])?;
         Ok(Outcome { steps: self.trainer.step_count(), epochs, evaluation, completions, account })
     }
+
+    /// Whatever ends a training early, what was learnt so far is saved if that can still be done.
+    fn leave(mut self, failure: Failure) -> Failure {
+        // The device may be past what is counted; then there is nothing between two steps to save.
+        let saved = if self.trainer.is_ahead() { Ok(()) } else { self.save_now() };
+        match (failure.code(), saved) {
+            (Code::Stopped, Ok(())) => stopped(self.run, self.trainer.step_count()),
+            (Code::Stopped, Err(problem)) => problem,
+            _ => failure,
+        }
+    }
 }
 
 fn stopped(run: &RunFolder, step: u64) -> Failure {
     let message = format!(
         "stopped after step {} and saved in {}: run the same command again to go on",
         grouped(step),
+        run.path().display()
+    );
+    Failure::new(Code::Stopped, message)
+}
+
+fn stopped_early(run: &RunFolder) -> Failure {
+    let message = format!(
+        "stopped before training began; what is prepared is in {}: run the same command again to go on",
         run.path().display()
     );
     Failure::new(Code::Stopped, message)

@@ -102,6 +102,12 @@ pub(super) fn describe(plan: &Plan, config: &Config, loader: &Loader, steps: u64
         bytes(plan.total_bytes() as u64)
     ));
     show.detail(&format!("sizes: {}", plan.model.config()));
+    if config.train.micro_batch.is_none() {
+        let (micro, rows) = (plan.options.micro_rows, plan.options.rows);
+        show.note(&format!(
+            "micro_batch: {micro} of the {rows} sequences of a step go through the model at once"
+        ));
+    }
     if let Some(reason) = &plan.recompute.reason {
         show.note(&format!("recompute: {} ({reason})", plan.recompute_name()));
     }

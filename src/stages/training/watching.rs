@@ -97,7 +97,7 @@ impl Session<'_> {
     }
 
     /// Takes a step and says where its time went.
-    pub(super) fn take_apart(&mut self) -> Result<StepReport> {
+    pub(super) fn take_apart(&mut self) -> ironmill_model::Result<StepReport> {
         let profile = self.trainer.profile_step(&self.loader)?;
         self.watch.profiled = Some(Instant::now());
         let StepParts { data, forward, head, backward, update, host } = profile.parts;

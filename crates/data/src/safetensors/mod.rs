@@ -11,7 +11,7 @@ mod read;
 mod write;
 
 pub use read::SafeTensors;
-pub use write::{TensorView, Writer, write};
+pub use write::{TensorView, Writer, write, write_on};
 
 use crate::error::Error;
 

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use ironmill_text::durable::StagedFile;
+use ironmill_text::durable::{Disk, StagedFile};
 
 use super::header::{Entry, Header};
 use super::{Dtype, MAX_HEADER_BYTES, TensorInfo, bad};
@@ -24,6 +24,16 @@ pub struct TensorView<'a> {
 
 /// Writes a file of these tensors in this order. `metadata` gets `format: pt` unless it has a format.
 pub fn write(path: &Path, tensors: &[TensorView<'_>], metadata: &[(String, String)]) -> Result<()> {
+    write_on(&Disk::default(), path, tensors, metadata)
+}
+
+/// Writes a file of these tensors in this order, on a disk that may be watched.
+pub fn write_on(
+    disk: &Disk,
+    path: &Path,
+    tensors: &[TensorView<'_>],
+    metadata: &[(String, String)],
+) -> Result<()> {
     let infos = tensors
         .iter()
         .map(|tensor| TensorInfo {
@@ -32,7 +42,7 @@ pub fn write(path: &Path, tensors: &[TensorView<'_>], metadata: &[(String, Strin
             shape: tensor.shape.to_vec(),
         })
         .collect();
-    let mut writer = Writer::create(path, infos, metadata)?;
+    let mut writer = Writer::create_on(disk, path, infos, metadata)?;
     for tensor in tensors {
         writer.tensor(tensor.name, tensor.bytes)?;
     }
@@ -54,6 +64,16 @@ pub struct Writer {
 impl Writer {
     /// Starts a file that will appear at `path` when it is finished.
     pub fn create(path: &Path, tensors: Vec<TensorInfo>, metadata: &[(String, String)]) -> Result<Writer> {
+        Self::create_on(&Disk::default(), path, tensors, metadata)
+    }
+
+    /// Starts a file on a disk that may be watched.
+    pub fn create_on(
+        disk: &Disk,
+        path: &Path,
+        tensors: Vec<TensorInfo>,
+        metadata: &[(String, String)],
+    ) -> Result<Writer> {
         let mut metadata = metadata.to_vec();
         if !metadata.iter().any(|(key, _)| key == "format") {
             metadata.insert(0, ("format".into(), "pt".into()));
@@ -75,7 +95,7 @@ impl Writer {
         }
         // What is written must be readable: this finds repeated and reserved names before anything is on disk.
         Header::parse(&json, end).map_err(|reason| bad(path, reason))?;
-        let mut file = StagedFile::create(path).map_err(Error::write(path))?;
+        let mut file = StagedFile::create_on(disk, path).map_err(Error::write(path))?;
         file.write_all(&(json.len() as u64).to_le_bytes())
             .and_then(|()| file.write_all(&json))
             .map_err(Error::write(path))?;

@@ -34,5 +34,7 @@ mod passes;
 mod precision;
 /// Values that the backward computes again.
 mod recompute;
+/// Memory that does not suffice.
+mod short_memory;
 /// Accumulation, frozen parameters, thread counts, and what cannot be trained.
 mod training;

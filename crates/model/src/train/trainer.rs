@@ -1,6 +1,12 @@
 //! The trainer: one step at a time, nothing allocated after the first.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use ironmill_compute::{
     DType, Device, GUARD_STATISTICS, HostData, Kernel, ReadId, TensorType, Verdict, philox,
@@ -76,6 +82,8 @@ pub struct Trainer {
     ended: Option<Instant>,
     /// What looks at the norms of the model's parts.
     pub(super) inside: Option<Inside>,
+    /// Whether to leave a step that is under way.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 /// A step whose work the device has been given, and whose results have not been read.
@@ -200,6 +208,7 @@ impl Trainer {
             queued: None,
             ended: None,
             inside: None,
+            stop: None,
         })
     }
 
@@ -253,6 +262,12 @@ impl Trainer {
         self.samples
     }
 
+    /// From now on a step is left between two micro-batches, with [`Error::Stopped`], when the flag is set. It has then changed
+    /// nothing.
+    pub fn stop_when(&mut self, stop: Arc<AtomicBool>) {
+        self.stop = Some(stop);
+    }
+
     /// Takes one step on the next samples of a loader.
     pub fn step(&mut self, loader: &Loader) -> Result<StepReport> {
         self.step_ahead(loader, false)
@@ -272,7 +287,8 @@ impl Trainer {
             (self.step, self.samples) = (step + 1, samples + queued.samples as u64);
             let next = self.enqueue_next(loader, &mut run);
             (self.step, self.samples) = (step, samples);
-            self.queued = Some(next?);
+            // What kept the step behind from being given is met again by the next call, when this one is counted.
+            self.queued = next.ok();
         }
         self.complete(queued)
     }
@@ -335,6 +351,10 @@ impl Trainer {
             return Err(Error::Setting { key: "context", value: length.to_string(), reason });
         };
         for index in 0..self.options.rows / rows {
+            // Nothing is changed before the update, so a step can be left here and taken again.
+            if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                return Err(Error::Stopped);
+            }
             let Micro { program, inputs, sent } = &mut micros[index.min(1)];
             let (program, inputs) = (*program, *inputs);
             let (tokens, samples) =

@@ -1,6 +1,7 @@
 //! Training the same thing in different ways must give the same result.
 
 use ironmill_compute::{Cpu, DType, IGNORED, LossShape};
+use ironmill_data::durable::Disk;
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::{Passes, Precision};
 use ironmill_model::{
@@ -102,7 +103,12 @@ fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
         let mut first = trainer_of(config.clone(), 2, options.clone());
         let mut resumed_losses = losses(&mut first, &loader, 7);
         let snapshot = first.snapshot().unwrap();
-        let path = checkpoint::save(folder.path(), first.engine().model(), &snapshot, &[]);
+        let path = checkpoint::save(
+            &Disk::default(),
+            folder.path(),
+            first.engine().model(),
+            &checkpoint::Record::new(snapshot),
+        );
         drop(first);
         let mut second = trainer_of(config, 1, options);
         let snapshot = checkpoint::load(&path.unwrap(), second.engine().model()).unwrap();
