@@ -1,4 +1,4 @@
-//! Training a tokenizer, phase by phase, against the rate at which the machine reads memory.
+//! Training a tokenizer and encoding with it, phase by phase, against the rate at which the machine reads memory.
 
 use super::clock::{Clock, counted_name};
 use super::limits::Limits;
@@ -10,7 +10,8 @@ use crate::show::numbers::{bytes, counted};
 use crate::stages::tokenizer::{Budget, count_pieces};
 use ironmill_data::{Chunk, InputOptions, Inputs};
 use ironmill_text::{
-    BpeOptions, CountSettings, CounterRoom, Pattern, PieceCounter, Silent, TextCuts, learn_bpe,
+    BpeOptions, CountSettings, CounterRoom, FrequentPieces, Pattern, PieceCounter, Silent, TextCuts,
+    Tokenizer, learn_bpe,
 };
 use serde_json::json;
 use std::sync::atomic::AtomicBool;
@@ -32,7 +33,7 @@ pub struct Plan {
 /// Text is handed on in chunks of this size, as in training.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Measures reading, scanning, counting and learning.
+/// Measures reading, scanning, counting, learning, encoding and decoding.
 pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     let limits = Limits::measure(&cpu("cpu", plan.threads)?, plan.quick)?;
     let mut object = limits.to_json();
@@ -72,13 +73,18 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     let options = BpeOptions { pattern: plan.pattern.clone(), special, ..BpeOptions::new(plan.vocab_size) };
     let mut n_merges = 0;
     let mut learn = Vec::new();
+    let mut learnt = None;
     for _ in 0..rounds {
         let pieces = count_pieces(&inputs, &settings, &budget, &quiet, &never)?;
         let clock = Clock::now();
-        n_merges = learn_bpe(pieces, &options, &budget.for_learning(), &Silent)?.1.merges;
+        let (tokenizer, report) = learn_bpe(pieces, &options, &budget.for_learning(), &Silent)?;
         learn.push(clock.elapsed().counted(1));
+        n_merges = report.merges;
+        learnt = Some(tokenizer);
     }
     let learn = Spread::of(learn);
+    let Some(tokenizer) = learnt else { return Ok(()) };
+    let coding = Coding::measure(&tokenizer, &inputs, plan, &options.special, rounds)?;
 
     let what = format!(
         "{} of text, {}, {}, {}; pattern {}",
@@ -97,6 +103,9 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
         ("scan", only_scan, 1),
         ("read, scan and count", count, plan.threads),
         ("learn", learn, 1),
+        ("encode, first time", coding.first, 1),
+        ("encode, again", coding.again, 1),
+        ("decode", coding.decode, 1),
     ] {
         let rate = n_bytes as f64 / spread.median;
         let line = format!(
@@ -120,6 +129,50 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
         show.result(&line, &object)?;
     }
     Ok(())
+}
+
+/// The times of encoding all text on one thread, and of decoding it.
+struct Coding {
+    /// By an encoder that knows the vocabulary alone.
+    first: Spread,
+    /// By one that has seen the text.
+    again: Spread,
+    decode: Spread,
+}
+
+impl Coding {
+    fn measure(
+        tokenizer: &Tokenizer,
+        inputs: &Inputs,
+        plan: &Plan,
+        special: &[String],
+        rounds: usize,
+    ) -> Result<Coding> {
+        let mut text = String::new();
+        for_each_text(inputs, &plan.pattern, special, |part| {
+            text += part;
+            Ok(())
+        })?;
+        // Memory that has been written before: a fresh page costs more than the tokens on it.
+        let mut ids = vec![1; text.len()];
+        let (mut first, mut again) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            tokenizer.expect(FrequentPieces::default());
+            tokenizer.encode(b"makes the tables", &mut Vec::new())?;
+            for times in [&mut first, &mut again] {
+                ids.clear();
+                let clock = Clock::now();
+                tokenizer.encode(text.as_bytes(), &mut ids)?;
+                times.push(clock.elapsed().counted(1));
+            }
+        }
+        let mut decoded = vec![1; text.len()];
+        let decode = repeat(rounds, 1, || {
+            decoded.clear();
+            Ok(tokenizer.decode_into(&ids, &mut decoded)?)
+        })?;
+        Ok(Coding { first: Spread::of(first), again: Spread::of(again), decode })
+    }
 }
 
 fn repeat(rounds: usize, threads: usize, mut work: impl FnMut() -> Result<()>) -> Result<Spread> {

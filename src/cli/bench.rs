@@ -37,7 +37,7 @@ Examples:
   ironmill bench step --device cuda --precision bf16 --model llama:12x12x768 --vocab 50304 --batch 64 --context 1024
   ironmill bench step --model 2x2x64 --batch 8 --context 32 --steps 20 --json")]
     Step(StepArgs),
-    /// Training a tokenizer: reading, scanning, counting, learning
+    /// Training a tokenizer and encoding with it: reading, scanning, counting, learning, encoding, decoding
     #[command(after_help = "\
 Rates are of text. Reading, scanning and learning are one thread's processor time; counting takes --threads. The share is of
 the rate at which the machine reads memory. tools/peers_tokenizer.py runs other trainers beside `ironmill tokenizer train`.

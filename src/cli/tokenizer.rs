@@ -1,5 +1,6 @@
-//! `ironmill tokenizer`: train, count, merge, encode, decode, inspect.
+//! `ironmill tokenizer`: train, count, merge, encode, decode, convert, inspect.
 
+mod convert;
 mod counts;
 mod inspect;
 
@@ -9,7 +10,7 @@ use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::{bytes, counted};
 use crate::stages::tokenizer::{Budget, Counting, Origin, kind_name, peak_memory, train, train_on_counts};
 use clap::ValueEnum;
-use ironmill_text::{CountsFile, Tokenizer, durable};
+use ironmill_text::{CountsFile, FrequentPieces, Tokenizer, durable};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
@@ -30,7 +31,8 @@ Examples:
 
 --memory is the most that the whole program takes: text is read in pieces, and counts that do not fit go to --scratch. The
 tokenizer does not depend on it, nor on --threads. With --scratch the finished counts stay there until the tokenizer is
-written, so that a run that was stopped goes on from them. FILE.origin.json beside the tokenizer says what it was made of.")]
+written, so that a run that was stopped goes on from them. FILE.origin.json beside the tokenizer says what it was made of;
+FILE.pieces holds the most frequent pieces, with which encoding is fast from the start: tokens do not depend on it.")]
     Train(TrainArgs),
     /// Count the pieces of text, or a part of them, for `tokenizer train --counts`
     #[command(after_help = "\
@@ -66,6 +68,18 @@ Examples:
   ironmill tokenizer decode --tokenizer tokenizer.json book.u32 --out book.txt
   ironmill tokenizer decode --tokenizer tokenizer.json book.bin --width u16")]
     Decode(DecodeArgs),
+    /// Turn a tokenizer of one file format into another
+    #[command(after_help = "\
+The published rank files r50k, cl100k and o200k are known by their content; any other needs --pattern and its special tokens.
+What a format cannot say is refused.
+
+Examples:
+  ironmill tokenizer convert cl100k_base.tiktoken --out tokenizer.json
+  ironmill tokenizer convert tokenizer.json --out mine.tiktoken
+  ironmill tokenizer convert vocab.json --merges merges.txt --special '<|endoftext|>' --out tokenizer.json
+  ironmill tokenizer convert my.tiktoken --pattern cl100k --special '<|end|>=100000' --out tokenizer.json
+  ironmill tokenizer convert gpt2/tokenizer.json --pieces-from texts/ --out tokenizer.json")]
+    Convert(convert::ConvertArgs),
     /// Show what a tokenizer is, and how well it compresses a text
     #[command(after_help = "\
 Examples:
@@ -212,6 +226,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Merge(args) => counts::run_merge(context, &args),
         Command::Encode(args) => run_encode(context, &args),
         Command::Decode(args) => run_decode(context, &args),
+        Command::Convert(args) => convert::run(context, &args),
         Command::Inspect(args) => inspect::run(context, &args),
     }
 }
@@ -263,6 +278,12 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
         }
     };
     trained.tokenizer.save(&args.out)?;
+    let beside = FrequentPieces::path_beside(&args.out);
+    if trained.frequent.is_empty() {
+        remove_stale(&beside)?;
+    } else {
+        trained.frequent.save(&beside)?;
+    }
     origin.save(&args.out)?;
     counting.budget.forget_counts();
     let object = json!({
@@ -284,12 +305,9 @@ fn run_encode(context: &Context, args: &EncodeArgs) -> Result<()> {
     for input in or_stdin(&args.inputs) {
         let text = read_input(&input)?;
         ids.clear();
-        if args.allow_special {
-            tokenizer.encode_with_special(&text, &mut ids)
-        } else {
-            tokenizer.encode(&text, &mut ids)
-        }
-        .map_err(|error| in_file(&input, error.into()))?;
+        tokenizer
+            .encode_parallel(&text, args.allow_special, context.threads, &mut ids)
+            .map_err(|error| in_file(&input, error.into()))?;
         n_bytes += text.len() as u64;
         n_tokens += ids.len() as u64;
         match &mut file {
@@ -403,6 +421,14 @@ fn read_input(input: &Path) -> Result<Vec<u8>> {
 fn folder_of(file: &Path) -> Option<PathBuf> {
     let folder = file.parent()?;
     Some(if folder.as_os_str().is_empty() { ".".into() } else { folder.into() })
+}
+
+/// Removes what an earlier run has left, if it has.
+fn remove_stale(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::write(path, &error)),
+        _ => Ok(()),
+    }
 }
 
 /// Finds out before long work whether its result can be written.

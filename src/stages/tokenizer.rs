@@ -9,8 +9,9 @@ use crate::show::Show;
 use crate::show::numbers::grouped;
 use ironmill_data::{Document, Inputs};
 use ironmill_text::{
-    BpeOptions, CharCounts, CharOptions, CountSettings, CountedPieces, CountsFile, PieceCounts, Progress,
-    Ties, Tokenizer, UNKNOWN, VocabularyReport, WordOptions, learn_bpe, train_char, train_word,
+    BpeOptions, CharCounts, CharOptions, CountSettings, CountedPieces, CountsFile, FrequentPieces,
+    PieceCounts, Progress, Ties, Tokenizer, UNKNOWN, VocabularyReport, WordOptions, learn_bpe, train_char,
+    train_word,
 };
 pub use origin::Origin;
 pub use pieces::{Budget, count as count_pieces, peak_memory};
@@ -33,6 +34,8 @@ pub struct Counting {
 pub struct Trained {
     /// The tokenizer.
     pub tokenizer: Tokenizer,
+    /// The most frequent pieces of the text, which make encoding fast; none for kinds that do not need them.
+    pub frequent: FrequentPieces,
     /// Documents counted.
     pub documents: u64,
     /// One sentence about it.
@@ -62,7 +65,7 @@ fn make_bytes(settings: &TokenizerTraining) -> Result<Trained> {
         "{} tokens: the 256 bytes and the special ones, with nothing to learn",
         grouped(tokenizer.vocab_size() as u64)
     );
-    Ok(Trained { tokenizer, documents: 0, summary })
+    Ok(Trained { tokenizer, frequent: FrequentPieces::default(), documents: 0, summary })
 }
 
 fn train_pairs(
@@ -107,6 +110,7 @@ fn learn_pairs(
     show: &Show,
 ) -> Result<Trained> {
     let documents = pieces.totals().documents;
+    let frequent = FrequentPieces::of(&pieces, FrequentPieces::USUAL)?;
     let (tokenizer, report) = learn_bpe(pieces, options, &counting.budget.for_learning(), show)?;
     if report.ended_early {
         show.warn(&format!(
@@ -123,7 +127,7 @@ fn learn_pairs(
         grouped(report.total_pieces),
         grouped(documents)
     );
-    Ok(Trained { tokenizer, documents, summary })
+    Ok(Trained { tokenizer, frequent, documents, summary })
 }
 
 fn train_chars(
@@ -142,7 +146,7 @@ fn train_chars(
     let (tokenizer, report) = train_char(&counts, &options)?;
     warn_of_dropped(&report, "characters", &options.special, show);
     let summary = summarise(&tokenizer, &report, "characters", documents);
-    Ok(Trained { tokenizer, documents, summary })
+    Ok(Trained { tokenizer, frequent: FrequentPieces::default(), documents, summary })
 }
 
 fn train_words(
@@ -163,7 +167,7 @@ fn train_words(
     let (tokenizer, report) = train_word(&counts, &options)?;
     warn_of_dropped(&report, "words", &options.special, show);
     let summary = summarise(&tokenizer, &report, "words", documents);
-    Ok(Trained { tokenizer, documents, summary })
+    Ok(Trained { tokenizer, frequent: FrequentPieces::default(), documents, summary })
 }
 
 /// Says what the limits left out, how much of the corpus that is, and what becomes of it.

@@ -93,7 +93,7 @@ pub fn train_char(counts: &CharCounts, options: &CharOptions) -> Result<(Tokeniz
     };
     let (characters, report) = items::select(counts.sorted(), &limits)?;
     let vocabulary = CharVocabulary::new(Specials::numbered(&options.special)?, characters);
-    Ok((Tokenizer::from_characters(vocabulary), report))
+    Ok((Tokenizer::from_characters(vocabulary)?, report))
 }
 
 /// Characters and special tokens with their ids.

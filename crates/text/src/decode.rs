@@ -1,6 +1,78 @@
-//! Text from tokens that arrive one at a time.
+//! Text from tokens, many at once or one at a time.
 
-use crate::{Result, Tokenizer};
+use crate::{Error, Result, Tokenizer};
+
+/// The bytes of all tokens in one place, from which sixteen are copied whether a token has as many or not: a copy of a fixed
+/// length is two instructions, and few tokens are longer.
+#[derive(Debug)]
+pub(crate) struct TokenBytes {
+    bytes: Vec<u8>,
+    /// By id.
+    spans: Vec<Span>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Span {
+    start: u32,
+    /// Zero where there is no token: none is empty.
+    n_bytes: u32,
+}
+
+/// Bytes copied at once.
+const COPIED: usize = 16;
+
+/// Bytes gathered before they are appended to the text.
+const GATHERED: usize = 4096;
+
+impl TokenBytes {
+    /// Refuses more than 4 GiB of tokens, which no file has that fits the memory.
+    pub(crate) fn new(tokens: &[Option<Box<[u8]>>]) -> Result<Self> {
+        let n_bytes: usize = tokens.iter().flatten().map(|token| token.len()).sum();
+        let too_long = || Error::Format(format!("its tokens have {n_bytes} bytes together"));
+        u32::try_from(n_bytes).map_err(|_| too_long())?;
+        let mut bytes = Vec::with_capacity(n_bytes + COPIED);
+        let mut spans = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            let token = token.as_deref().unwrap_or_default();
+            spans.push(Span { start: bytes.len() as u32, n_bytes: token.len() as u32 });
+            bytes.extend_from_slice(token);
+        }
+        bytes.resize(n_bytes + COPIED, 0);
+        Ok(Self { bytes, spans })
+    }
+
+    /// The bytes of a token, or `None` when no token has this id.
+    pub(crate) fn get(&self, id: u32) -> Option<&[u8]> {
+        let Span { start, n_bytes } = *self.spans.get(id as usize).filter(|span| span.n_bytes > 0)?;
+        self.bytes.get(start as usize..(start + n_bytes) as usize)
+    }
+
+    /// Appends the bytes of all tokens, or says which id is none.
+    pub(crate) fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> std::result::Result<(), u32> {
+        let n_bytes = |&id: &u32| self.spans.get(id as usize).map_or(0, |span| span.n_bytes as usize);
+        out.reserve(ids.iter().map(n_bytes).sum());
+        let mut gathered = [0; GATHERED];
+        let mut n_gathered = 0;
+        for &id in ids {
+            let Span { start, n_bytes } = self.spans.get(id as usize).copied().unwrap_or_default();
+            let (start, n_bytes) = (start as usize, n_bytes as usize);
+            if n_gathered + COPIED > GATHERED {
+                out.extend_from_slice(&gathered[..n_gathered]);
+                n_gathered = 0;
+            }
+            if (1..=COPIED).contains(&n_bytes) {
+                gathered[n_gathered..n_gathered + COPIED].copy_from_slice(&self.bytes[start..start + COPIED]);
+                n_gathered += n_bytes;
+            } else {
+                out.extend_from_slice(&gathered[..n_gathered]);
+                n_gathered = 0;
+                out.extend_from_slice(self.get(id).ok_or(id)?);
+            }
+        }
+        out.extend_from_slice(&gathered[..n_gathered]);
+        Ok(())
+    }
+}
 
 /// Turns tokens into text as they come, holding back the bytes of a character until it is complete.
 ///
@@ -51,6 +123,22 @@ fn incomplete_tail(bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_of_all_lengths_are_copied_whole() {
+        let tokens: Vec<Option<Box<[u8]>>> =
+            (0..40u8).map(|n| (n != 7 && n != 0).then(|| vec![n; usize::from(n)].into())).collect();
+        let table = TokenBytes::new(&tokens).unwrap();
+        let ids: Vec<u32> = (0..4000u32).map(|n| n * 17 % 40).filter(|id| ![0, 7].contains(id)).collect();
+        let expected: Vec<u8> =
+            ids.iter().flat_map(|&id| tokens[id as usize].clone().unwrap().into_vec()).collect();
+        let mut found = vec![];
+        table.decode(&ids, &mut found).unwrap();
+        assert_eq!(found, expected);
+        assert_eq!(table.decode(&[3, 7, 4], &mut found), Err(7));
+        assert_eq!(table.decode(&[40], &mut found), Err(40));
+        assert_eq!((table.get(3), table.get(7), table.get(41)), (Some(&[3, 3, 3][..]), None, None));
+    }
 
     #[test]
     fn only_a_tail_that_can_become_a_character_is_held() {

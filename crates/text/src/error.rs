@@ -45,6 +45,18 @@ pub enum Error {
         "the tokenizer uses {0}, which is not supported; export it without that, or train a new tokenizer"
     )]
     Unsupported(String),
+    /// Token ids that do not fit 16 bits.
+    #[error("the vocabulary has {0} tokens, and 16 bits hold 65536: use 32-bit ids")]
+    VocabularyTooWide(usize),
+    /// A tiktoken rank file that is none of the published ones, without the settings that such a file does not hold.
+    #[error(
+        "the rank file is none of those known ({known}), and does not say how text is cut: give the pattern and the special \
+         tokens"
+    )]
+    UnknownRankFile {
+        /// The names of those known.
+        known: String,
+    },
     /// A pattern name that is not known and does not look like a regular expression.
     #[error("unknown pattern `{0}`; {advice}", advice = pattern_advice(_0))]
     UnknownPattern(String),

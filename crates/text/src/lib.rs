@@ -44,6 +44,7 @@
 //! Everything here is deterministic; nothing prints, reads the environment or keeps global state. Unsafe code is found in the
 //! vector instructions of the scanners and in prefetching only.
 
+mod batch;
 mod bpe;
 mod byte_level;
 mod bytes;
@@ -54,8 +55,10 @@ mod cuts;
 mod decode;
 pub mod durable;
 mod error;
+mod frequent;
 mod inspect;
 mod items;
+mod normal;
 mod own_json;
 mod pattern;
 mod prefetch;
@@ -64,11 +67,13 @@ mod scan;
 mod scratch;
 mod special;
 mod splitter;
+mod stretches;
 mod tokenizer;
 mod words;
 
 pub use bpe::learn::{LearnRoom, PieceSource, learn_bpe};
 pub use bpe::reference::train_bpe as train_bpe_plainly;
+pub use bpe::tiktoken::RankFileSettings;
 pub use bpe::train::{BpeOptions, Ties, TrainReport, train_bpe};
 pub use characters::{CharCounts, CharOptions, CharReport, train_char};
 pub use count::{
@@ -78,6 +83,7 @@ pub use counts::PieceCounts;
 pub use cuts::TextCuts;
 pub use decode::StreamDecoder;
 pub use error::{Error, Result};
+pub use frequent::FrequentPieces;
 pub use inspect::{Inspection, Sample, inspect};
 pub use items::{Encoded, UNKNOWN, VocabularyReport};
 pub use pattern::Pattern;

@@ -19,6 +19,7 @@ use fancy_regex::{CompileError, Regex, RegexBuilder};
 
 use crate::pattern::Pattern;
 use crate::scan::{Ends, Scanner};
+use crate::stretches::{Stretch, stretches};
 use crate::{Error, Result};
 
 /// The longest regular expression of a user's, in bytes: ten times the longest built-in one.
@@ -94,31 +95,15 @@ impl Splitter {
         text: &'t [u8],
         mut visit: impl FnMut(&'t [u8]) -> Result<()>,
     ) -> Result<()> {
-        // Chunks are a valid stretch followed by up to three invalid bytes, so a run of invalid bytes comes
-        // in several.
-        let mut offset = 0;
-        let mut invalid_start = 0;
-        for chunk in text.utf8_chunks() {
-            if !chunk.valid().is_empty() {
-                if invalid_start < offset {
-                    visit(&text[invalid_start..offset])?;
-                }
-                self.split_valid(chunk.valid(), &text[offset..offset + chunk.valid().len()], &mut visit)?;
-                offset += chunk.valid().len();
-                invalid_start = offset;
-            }
-            offset += chunk.invalid().len();
-        }
-        if invalid_start < offset { visit(&text[invalid_start..offset]) } else { Ok(()) }
+        stretches(text).try_for_each(|stretch| match stretch {
+            Stretch::Text(text) => self.split_valid(text, &mut visit),
+            Stretch::Invalid(bytes) => visit(bytes),
+        })
     }
 
-    /// `bytes` are the bytes of `text`, with the lifetime that pieces must have.
-    fn split_valid<'t>(
-        &self,
-        text: &str,
-        bytes: &'t [u8],
-        visit: &mut impl FnMut(&'t [u8]) -> Result<()>,
-    ) -> Result<()> {
+    /// Calls `visit` with each piece of valid text.
+    fn split_valid<'t>(&self, text: &'t str, visit: &mut impl FnMut(&'t [u8]) -> Result<()>) -> Result<()> {
+        let bytes = text.as_bytes();
         let regex = match &self.engine {
             Engine::Scanner(scanner) => {
                 let (mut start, mut ends) = (0, Ends::new());

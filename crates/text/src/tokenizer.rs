@@ -5,19 +5,22 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::bpe::tiktoken::{self, RankFileSettings};
 use crate::bpe::{self, Bpe};
 use crate::bytes::{self, ByteVocabulary};
 use crate::characters::{self, CharVocabulary};
+use crate::decode::TokenBytes;
 use crate::items::{Encoded, UNKNOWN};
 use crate::pattern::Pattern;
 use crate::special::{Part, Specials};
 use crate::words::{self, WordVocabulary};
-use crate::{Error, Result, StreamDecoder, durable, own_json};
+use crate::{Error, FrequentPieces, Result, StreamDecoder, durable, own_json};
 
 /// Turns text into token ids and back. Immutable; a clone shares its tables.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     model: Model,
+    bytes: Arc<TokenBytes>,
 }
 
 /// The kind of a tokenizer's vocabulary.
@@ -64,30 +67,81 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 impl Tokenizer {
     /// A byte tokenizer: the id of a byte is its value, and the special tokens follow from 256.
     pub fn byte(special: &[String]) -> Result<Self> {
-        Ok(Self::from_bytes(ByteVocabulary::new(special)?))
+        Self::from_bytes(ByteVocabulary::new(special)?)
     }
 
-    pub(crate) fn from_bpe(bpe: Bpe) -> Self {
-        Self { model: Model::Bpe(Arc::new(bpe)) }
+    pub(crate) fn from_bpe(bpe: Bpe) -> Result<Self> {
+        let bytes = TokenBytes::new(bpe.tokens())?;
+        Ok(Self::new(Model::Bpe(Arc::new(bpe)), bytes))
     }
 
-    pub(crate) fn from_characters(vocabulary: CharVocabulary) -> Self {
-        Self { model: Model::Char(Arc::new(vocabulary)) }
+    pub(crate) fn from_characters(vocabulary: CharVocabulary) -> Result<Self> {
+        let bytes = TokenBytes::new(vocabulary.tokens())?;
+        Ok(Self::new(Model::Char(Arc::new(vocabulary)), bytes))
     }
 
-    pub(crate) fn from_words(vocabulary: WordVocabulary) -> Self {
-        Self { model: Model::Word(Arc::new(vocabulary)) }
+    pub(crate) fn from_words(vocabulary: WordVocabulary) -> Result<Self> {
+        let bytes = TokenBytes::new(vocabulary.tokens())?;
+        Ok(Self::new(Model::Word(Arc::new(vocabulary)), bytes))
     }
 
-    fn from_bytes(vocabulary: ByteVocabulary) -> Self {
-        Self { model: Model::Byte(Arc::new(vocabulary)) }
+    fn from_bytes(vocabulary: ByteVocabulary) -> Result<Self> {
+        let bytes = TokenBytes::new(vocabulary.tokens())?;
+        Ok(Self::new(Model::Byte(Arc::new(vocabulary)), bytes))
     }
 
-    /// Reads a byte-level BPE `tokenizer.json` of Hugging Face, or the file that [`save`](Self::save) wrote.
+    fn new(model: Model, bytes: TokenBytes) -> Self {
+        Self { model, bytes: Arc::new(bytes) }
+    }
+
+    /// Reads a byte-level BPE `tokenizer.json` of Hugging Face, a published rank file of tiktoken, or the file that
+    /// [`save`](Self::save) wrote. [`FrequentPieces`] beside the file are [expected](Self::expect).
     pub fn load(path: &Path) -> Result<Self> {
-        let json =
+        let text =
             fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        Self::from_json(&json).map_err(|error| error.in_file(path))
+        let read = if tiktoken::is_rank_file(text.as_bytes()) {
+            Self::from_ranks(text.as_bytes(), None)
+        } else {
+            Self::from_json(&text)
+        };
+        let tokenizer = read.map_err(|error| error.in_file(path))?;
+        let beside = FrequentPieces::path_beside(path);
+        if beside.is_file() {
+            tokenizer.expect(FrequentPieces::load(&beside)?);
+        }
+        Ok(tokenizer)
+    }
+
+    /// Prepares for text in which these pieces are frequent: it is then encoded fast from the start. Tokens do not depend on
+    /// it. Without effect on other kinds than BPE.
+    pub fn expect(&self, pieces: FrequentPieces) {
+        if let Model::Bpe(bpe) = &self.model {
+            bpe.expect(pieces.into_pieces());
+        }
+    }
+
+    /// Reads the content of a rank file of tiktoken. Without `settings` it must be a published one.
+    pub fn from_ranks(text: &[u8], settings: Option<&RankFileSettings>) -> Result<Self> {
+        tiktoken::from_ranks(text, settings).and_then(Self::from_bpe)
+    }
+
+    /// Reads the contents of a `vocab.json` and of the `merges.txt` that belongs to it. The names in `special`, which must be
+    /// in the vocabulary, are special tokens.
+    pub fn from_vocab_and_merges(
+        vocab: &str,
+        merges: &str,
+        pattern: &Pattern,
+        special: &[String],
+    ) -> Result<Self> {
+        bpe::json::from_vocab_and_merges(vocab, merges, pattern, special).and_then(Self::from_bpe)
+    }
+
+    /// The vocabulary as a rank file of tiktoken. An error for other kinds than BPE, and for merges that ranks cannot say.
+    pub fn to_ranks(&self) -> Result<String> {
+        match &self.model {
+            Model::Bpe(bpe) => tiktoken::to_ranks(bpe),
+            _ => Err(Error::Unsupported(format!("a vocabulary of the kind {}", self.kind()))),
+        }
     }
 
     /// Writes [`to_json`](Self::to_json) to `path`, which after a crash has its old or its new content.
@@ -99,12 +153,12 @@ impl Tokenizer {
     /// Reads the content of a tokenizer file.
     pub fn from_json(json: &str) -> Result<Self> {
         if !own_json::is_own(json) {
-            return bpe::json::from_json(json).map(Self::from_bpe);
+            return bpe::json::from_json(json).and_then(Self::from_bpe);
         }
         match &*own_json::kind_of(json)? {
-            characters::KIND => characters::from_json(json).map(Self::from_characters),
-            words::KIND => words::from_json(json).map(Self::from_words),
-            bytes::KIND => bytes::from_json(json).map(Self::from_bytes),
+            characters::KIND => characters::from_json(json).and_then(Self::from_characters),
+            words::KIND => words::from_json(json).and_then(Self::from_words),
+            bytes::KIND => bytes::from_json(json).and_then(Self::from_bytes),
             other => Err(Error::Unsupported(format!("the kind {other:?}"))),
         }
     }
@@ -160,6 +214,20 @@ impl Tokenizer {
     /// special token [`UNKNOWN`]. After an error, `out` may hold the tokens of a part of the text.
     pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> Result<()> {
         self.encode_counting_unknown(text, out).map(|_| ())
+    }
+
+    /// [`encode`](Self::encode) into narrow numbers, which a vocabulary of up to 65,536 tokens fits.
+    pub fn encode_u16(&self, text: &[u8], out: &mut Vec<u16>) -> Result<()> {
+        if self.vocab_size() > 1 << 16 {
+            return Err(Error::VocabularyTooWide(self.vocab_size()));
+        }
+        if let Model::Bpe(bpe) = &self.model {
+            return bpe.encode(text, out);
+        }
+        let mut ids = Vec::new();
+        self.encode(text, &mut ids)?;
+        out.extend(ids.into_iter().map(|id| id as u16));
+        Ok(())
     }
 
     /// [`encode`](Self::encode), which also says how many tokens it appended and how many of them stand for
@@ -224,10 +292,14 @@ impl Tokenizer {
     /// The bytes of the tokens, joined. Special tokens give their text.
     pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        for &id in ids {
-            bytes.extend_from_slice(self.known_bytes(id)?);
-        }
+        self.decode_into(ids, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Appends the bytes of the tokens to `out`. After an error, it holds those of a part of the tokens.
+    pub fn decode_into(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        let unknown = |id| Error::UnknownId { id, vocab_size: self.vocab_size() };
+        self.bytes.decode(ids, out).map_err(unknown)
     }
 
     /// A decoder for tokens that come one at a time.
@@ -237,7 +309,7 @@ impl Tokenizer {
 
     /// The bytes of a token (a special token's text), or `None` when no token has this id.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
-        self.tokens().get(id as usize)?.as_deref()
+        self.bytes.get(id)
     }
 
     /// The length of the longest token, in bytes.

@@ -47,7 +47,7 @@ pub fn train_word(counts: &PieceCounts, options: &WordOptions) -> Result<(Tokeni
     let words = words.into_iter().map(Box::from).collect();
     let splitter = Splitter::new(&options.pattern)?;
     let vocabulary = WordVocabulary::new(splitter, Specials::numbered(&options.special)?, words);
-    Ok((Tokenizer::from_words(vocabulary), report))
+    Ok((Tokenizer::from_words(vocabulary)?, report))
 }
 
 /// Words and special tokens with their ids.

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-use ironmill_text::{BpeOptions, Error, Kind, Pattern, PieceCounts, Silent, Tokenizer, train_bpe};
+use ironmill_text::{
+    BpeOptions, Error, Kind, Pattern, PieceCounts, RankFileSettings, Silent, Tokenizer, train_bpe,
+};
 use serde_json::{Value, json};
 
 fn tokenizer() -> Tokenizer {
@@ -119,9 +121,60 @@ fn with_ignore_merges_a_piece_that_is_a_token_is_taken_whole() {
 }
 
 #[test]
+fn added_tokens_that_are_not_special_are_found_in_text_too() {
+    let read = Tokenizer::from_json(&changed("/added_tokens/0/special", json!(false)).to_string()).unwrap();
+    assert_eq!(read.to_json(), tokenizer().to_json());
+}
+
+#[test]
+fn with_nfc_text_is_composed_first_and_special_tokens_are_found_before_that() {
+    let file = changed("/normalizer", json!({"type": "NFC"}));
+    let composing = Tokenizer::from_json(&file.to_string()).unwrap();
+    let text = "sate\u{301} e\u{301}<|endoftext|>\u{301}";
+    let mut ids = Vec::new();
+    composing.encode_with_special(text.as_bytes(), &mut ids).unwrap();
+    let expected = "sat\u{e9} \u{e9}<|endoftext|>\u{301}";
+    assert_eq!(composing.decode(&ids).unwrap(), expected.as_bytes());
+    assert_eq!(Tokenizer::from_json(&composing.to_json()).unwrap().hash(), composing.hash());
+    assert_ne!(composing.hash(), tokenizer().hash());
+    let mut file = file;
+    file["added_tokens"][0]["normalized"] = json!(true);
+    check_refused(&file, "normalized");
+}
+
+#[test]
+fn vocab_and_merges_files_are_the_same_tokenizer() {
+    let file: Value = serde_json::from_str(&tokenizer().to_json()).unwrap();
+    let merges = file["model"]["merges"].as_array().unwrap();
+    let lines: Vec<&str> = merges.iter().map(|merge| merge.as_str().unwrap()).collect();
+    let merges = format!("#version: 0.2\n{}\n", lines.join("\n"));
+    let vocab = file["model"]["vocab"].to_string();
+    let special = vec!["<|endoftext|>".to_owned()];
+    let read = Tokenizer::from_vocab_and_merges(&vocab, &merges, &Pattern::Gpt2, &special).unwrap();
+    assert_eq!(read.to_json(), tokenizer().to_json());
+    let missing = vec!["<|other|>".to_owned()];
+    let error = Tokenizer::from_vocab_and_merges(&vocab, &merges, &Pattern::Gpt2, &missing).unwrap_err();
+    assert!(error.to_string().contains("<|other|>"), "{error}");
+}
+
+#[test]
+fn a_trained_tokenizer_is_the_same_as_a_rank_file() {
+    let ours = tokenizer();
+    let settings = RankFileSettings { pattern: Pattern::Gpt2, special: ours.special_tokens().to_vec() };
+    let ranks = ours.to_ranks().unwrap();
+    let read = Tokenizer::from_ranks(ranks.as_bytes(), Some(&settings)).unwrap();
+    assert_eq!(read.to_ranks().unwrap(), ranks);
+    for text in ["the cat sat on the mat", "thethe\u{301} ca", "sat\n\n  sat", ""] {
+        assert_eq!(encoded(&read, text), encoded(&ours, text));
+    }
+    let error = Tokenizer::byte(&[]).unwrap().to_ranks().unwrap_err();
+    assert!(error.to_string().contains("byte"), "{error}");
+}
+
+#[test]
 fn unsupported_features_are_refused_by_name() {
     for (place, value, expected) in [
-        ("/normalizer", json!({"type": "NFC"}), "NFC"),
+        ("/normalizer", json!({"type": "NFKC"}), "NFKC"),
         ("/truncation", json!({"max_length": 5}), "truncation"),
         ("/padding", json!({"strategy": "BatchLongest"}), "padding"),
         ("/pre_tokenizer", json!({"type": "Metaspace"}), "Metaspace"),
@@ -141,7 +194,6 @@ fn unsupported_features_are_refused_by_name() {
         ("/added_tokens/0/lstrip", json!(true), "lstrip"),
         ("/added_tokens/0/rstrip", json!(true), "rstrip"),
         ("/added_tokens/0/single_word", json!(true), "single_word"),
-        ("/added_tokens/0/special", json!(false), "non-special"),
         ("/model/vocab/▁the", json!(262), "▁the"),
     ] {
         check_refused(&changed(place, value), expected);

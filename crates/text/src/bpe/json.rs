@@ -1,4 +1,4 @@
-//! `tokenizer.json` of Hugging Face `tokenizers`, for byte-level BPE.
+//! `tokenizer.json` of Hugging Face `tokenizers`, for byte-level BPE, and the older `vocab.json` with `merges.txt`.
 //!
 //! What is written loads there with the same ids. What is read is what is written here, with the variations
 //! found in published files that do not change ids; anything else is refused by name.
@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Bpe, Parts};
 use crate::byte_level::ByteLevel;
+use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
 use crate::{Error, Result};
@@ -20,16 +21,22 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
     let specials = bpe.specials.as_slice();
     let name_of = |id: u32| match specials.binary_search_by_key(&id, |&(_, id)| id) {
         Ok(idx) => specials[idx].0.clone(),
-        Err(_) => alphabet.render(bpe.tokens.get(id as usize).and_then(Option::as_deref).unwrap_or_default()),
+        Err(_) => {
+            alphabet.render(bpe.model.tokens.get(id as usize).and_then(Option::as_deref).unwrap_or_default())
+        }
     };
     let mut vocab = Map::new();
-    for (token, id) in bpe.tokens.iter().zip(0..) {
+    for (token, id) in bpe.model.tokens.iter().zip(0..) {
         if token.is_some() {
             vocab.insert(name_of(id), json!(id));
         }
     }
-    let merges: Vec<String> =
-        bpe.merges.iter().map(|&(left, right)| format!("{} {}", name_of(left), name_of(right))).collect();
+    let merges: Vec<String> = bpe
+        .model
+        .merges
+        .iter()
+        .map(|&(left, right)| format!("{} {}", name_of(left), name_of(right)))
+        .collect();
     let added: Vec<AddedToken> = specials.iter().map(|(text, id)| AddedToken::special(text, *id)).collect();
     let pre_tokenizer = match bpe.splitter.pattern() {
         Pattern::Gpt2 => byte_level(true),
@@ -44,7 +51,7 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
         "truncation": null,
         "padding": null,
         "added_tokens": added,
-        "normalizer": null,
+        "normalizer": (bpe.normalization == Normalization::Nfc).then(|| json!({"type": "NFC"})),
         "pre_tokenizer": pre_tokenizer,
         "post_processor": null,
         "decoder": byte_level(true),
@@ -76,16 +83,63 @@ fn byte_level(use_regex: bool) -> Value {
 pub(crate) fn from_json(json: &str) -> Result<Bpe> {
     let file: File = serde_json::from_str(json).map_err(|error| Error::Format(error.to_string()))?;
     let pattern = file.supported_pattern()?;
+    let normalization = file.normalization()?;
     file.model.check_supported()?;
-    let alphabet = ByteLevel::new();
-
+    let is_found_later = |added: &&AddedToken| added.normalized && normalization != Normalization::None;
+    if let Some(added) = file.added_tokens.iter().find(is_found_later) {
+        return Err(Error::Unsupported(format!("the normalized added token {:?}", added.content)));
+    }
     let specials = file.added_tokens.iter().map(AddedToken::as_special).collect::<Result<Vec<_>>>()?;
     let specials = Specials::new(specials)?;
-    let mut tokens = TokenTable::for_vocabulary(file.model.vocab.0.len() + specials.as_slice().len());
+    let merges = file.model.merges.iter().map(Merge::names);
+    let (tokens, merges) = tokens_and_merges(&file.model.vocab, merges, &specials)?;
+    let ignore_merges = file.model.ignore_merges;
+    Bpe::new(Parts { pattern, normalization, specials, tokens, merges, ignore_merges })
+}
+
+/// Reads a `vocab.json` and the `merges.txt` that belongs to it. The names in `special` are special tokens.
+pub(crate) fn from_vocab_and_merges(
+    vocab: &str,
+    merges: &str,
+    pattern: &Pattern,
+    special: &[String],
+) -> Result<Bpe> {
+    let vocab: Vocab = serde_json::from_str(vocab).map_err(|error| Error::Format(error.to_string()))?;
+    let id_of = |text: &String| {
+        let id = vocab.0.iter().find(|(name, _)| name == text).and_then(|&(_, id)| u32::try_from(id).ok());
+        let missing = || Error::Format(format!("the special token {text:?} is not in the vocabulary"));
+        Ok((text.clone(), id.ok_or_else(missing)?))
+    };
+    let specials = Specials::new(special.iter().map(id_of).collect::<Result<Vec<_>>>()?)?;
+    // The first line may say which version the file is of.
+    let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
+    let lines = merges.lines().filter(is_merge).map(two_names);
+    let (tokens, merges) = tokens_and_merges(&vocab, lines, &specials)?;
+    let pattern = pattern.clone();
+    Bpe::new(Parts {
+        pattern,
+        normalization: Normalization::None,
+        specials,
+        tokens,
+        merges,
+        ignore_merges: false,
+    })
+}
+
+/// Tokens by id, and merges as pairs of ids in order of rank.
+type TokensAndMerges = (Vec<Option<Box<[u8]>>>, Vec<(u32, u32)>);
+
+fn tokens_and_merges<'m>(
+    vocab: &Vocab,
+    merges: impl Iterator<Item = Result<(&'m str, &'m str)>>,
+    specials: &Specials,
+) -> Result<TokensAndMerges> {
+    let alphabet = ByteLevel::new();
+    let mut tokens = TokenTable::for_vocabulary(vocab.0.len() + specials.as_slice().len());
     for (text, id) in specials.as_slice() {
         tokens.set(u64::from(*id), text.as_bytes(), text)?;
     }
-    for (name, id) in &file.model.vocab.0 {
+    for (name, id) in &vocab.0 {
         match specials.id(name) {
             Some(special_id) if u64::from(special_id) == *id => {}
             Some(special_id) => {
@@ -102,19 +156,16 @@ pub(crate) fn from_json(json: &str) -> Result<Bpe> {
         }
     }
 
-    let ids: hashbrown::HashMap<&str, u64> =
-        file.model.vocab.0.iter().map(|(name, id)| (name.as_str(), *id)).collect();
+    let ids: hashbrown::HashMap<&str, u64> = vocab.0.iter().map(|(name, id)| (name.as_str(), *id)).collect();
     let id_of = |name: &str| {
         let id = ids.get(name).and_then(|&id| u32::try_from(id).ok());
         id.ok_or_else(|| Error::Format(format!("a merge uses {name:?}, which is not in the vocabulary")))
     };
-    let mut merges = Vec::with_capacity(file.model.merges.len());
-    for merge in &file.model.merges {
-        let (left, right) = merge.names()?;
-        merges.push((id_of(left)?, id_of(right)?));
-    }
-    let tokens = tokens.tokens;
-    Bpe::new(Parts { pattern, specials, tokens, merges, ignore_merges: file.model.ignore_merges })
+    let pairs = merges.map(|names| {
+        let (left, right) = names?;
+        Ok((id_of(left)?, id_of(right)?))
+    });
+    Ok((tokens.tokens, pairs.collect::<Result<Vec<_>>>()?))
 }
 
 /// Tokens by id, which grows as ids come but not beyond what the number of tokens in the file justifies.
@@ -168,11 +219,17 @@ struct File {
 }
 
 impl File {
+    fn normalization(&self) -> Result<Normalization> {
+        match &self.normalizer {
+            None => Ok(Normalization::None),
+            Some(part) if *part == json!({"type": "NFC"}) => Ok(Normalization::Nfc),
+            Some(part) => Err(unsupported("normalizer", part)),
+        }
+    }
+
     /// The pattern, if nothing in the file around the model changes ids in a way that is not supported.
     fn supported_pattern(&self) -> Result<Pattern> {
-        for (name, part) in
-            [("truncation", &self.truncation), ("padding", &self.padding), ("normalizer", &self.normalizer)]
-        {
+        for (name, part) in [("truncation", &self.truncation), ("padding", &self.padding)] {
             if let Some(part) = part {
                 return Err(unsupported(name, part));
             }
@@ -234,9 +291,10 @@ struct AddedToken {
     lstrip: bool,
     #[serde(default)]
     rstrip: bool,
-    /// Without a normalizer this has no effect.
+    /// Whether it is found in normalised text; without a normalizer this has no effect.
     #[serde(default)]
     normalized: bool,
+    /// Whether decoders may leave it out; it is found in text either way.
     #[serde(default)]
     special: bool,
 }
@@ -256,12 +314,9 @@ impl AddedToken {
     }
 
     fn as_special(&self) -> Result<(String, u32)> {
-        for (set, name) in [
-            (self.single_word, "single_word"),
-            (self.lstrip, "lstrip"),
-            (self.rstrip, "rstrip"),
-            (!self.special, "non-special"),
-        ] {
+        for (set, name) in
+            [(self.single_word, "single_word"), (self.lstrip, "lstrip"), (self.rstrip, "rstrip")]
+        {
             if set {
                 return Err(Error::Unsupported(format!("the {name} added token {:?}", self.content)));
             }
@@ -321,13 +376,14 @@ impl Merge {
     fn names(&self) -> Result<(&str, &str)> {
         match self {
             Self::Pair(left, right) => Ok((left, right)),
-            Self::Joined(text) => {
-                let bad =
-                    || Error::Format(format!("the merge {text:?} is not two tokens with a space between"));
-                text.split_once(' ').filter(|(_, right)| !right.contains(' ')).ok_or_else(bad)
-            }
+            Self::Joined(text) => two_names(text),
         }
     }
+}
+
+fn two_names(text: &str) -> Result<(&str, &str)> {
+    let bad = || Error::Format(format!("the merge {text:?} is not two tokens with a space between"));
+    text.split_once(' ').filter(|(_, right)| !right.contains(' ')).ok_or_else(bad)
 }
 
 /// The vocabulary in file order, in which a name must not occur twice.

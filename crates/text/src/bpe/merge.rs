@@ -1,15 +1,24 @@
 //! Merging the bytes of one piece into tokens: the adjacent pair of lowest rank first, of equals the
 //! leftmost.
 //!
-//! Short pieces repeat a scan for the lowest rank, which costs the square of their length but needs no
-//! structure. Long ones keep a heap of the pairs, so that a megabyte without a space costs n log n.
+//! This is right for any merges. Pieces that fit a packed key keep the ranks of their pairs in two registers' worth of
+//! numbers; longer ones repeat a scan for the lowest rank, which costs the square of their length but needs no structure;
+//! long ones keep a heap of the pairs, so that a megabyte without a space costs n log n. Most vocabularies let long pieces
+//! go a faster way, [`super::encode::backtrack`], to which this is the oracle.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use hashbrown::HashMap;
 
+use super::pairs::{Merge, NONE, PairTable};
 use crate::{Error, Result};
+
+/// The longest piece, in bytes, whose ranks and positions are kept side by side.
+const MAX_SHORT_BYTES: usize = 16;
+
+/// A rank shares a number with a position below [`MAX_SHORT_BYTES`].
+const MAX_MERGES: usize = 1 << 27;
 
 /// The longest piece, in bytes, that is merged by scanning; text rarely has longer ones.
 const MAX_SCANNED_BYTES: usize = 64;
@@ -18,13 +27,7 @@ const MAX_SCANNED_BYTES: usize = 64;
 #[derive(Debug, Clone)]
 pub(crate) struct MergeTable {
     byte_ids: [u32; 256],
-    merges: HashMap<(u32, u32), Merge>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Merge {
-    rank: u32,
-    result: u32,
+    pairs: PairTable,
 }
 
 impl MergeTable {
@@ -34,19 +37,17 @@ impl MergeTable {
         ordinary: &HashMap<Box<[u8]>, u32>,
         merges: &[(u32, u32)],
     ) -> Result<Self> {
-        let mut byte_ids = [0; 256];
-        for (byte_id, byte) in byte_ids.iter_mut().zip(0..=u8::MAX) {
-            *byte_id = *ordinary
-                .get(&[byte][..])
-                .ok_or_else(|| Error::Format(format!("byte 0x{byte:02x} has no token of its own")))?;
+        if merges.len() > MAX_MERGES {
+            let n_merges = merges.len();
+            return Err(Error::Format(format!("it has {n_merges} merges, and {MAX_MERGES} are the limit")));
         }
+        let mut table = Self::of_bytes(ordinary, merges.len())?;
         let bytes_of = |id: u32, rank: u32| {
             let bytes = tokens.get(id as usize).and_then(Option::as_deref);
             bytes.filter(|&bytes| ordinary.get(bytes) == Some(&id)).ok_or_else(|| {
                 Error::Format(format!("merge {rank} joins token {id}, which is missing or special"))
             })
         };
-        let mut table = HashMap::with_capacity(merges.len());
         let mut joined = Vec::new();
         for (&(left, right), rank) in merges.iter().zip(0..) {
             joined.clear();
@@ -58,45 +59,134 @@ impl MergeTable {
                     joined.escape_ascii().to_string()
                 ))
             })?;
-            if table.insert((left, right), Merge { rank, result }).is_some() {
+            if !table.add(left, right, rank, result) {
                 return Err(Error::Format(format!("merge {rank} of tokens {left} and {right} occurs twice")));
             }
         }
-        Ok(Self { byte_ids, merges: table })
+        Ok(table)
+    }
+
+    /// A table without merges, with room for `n_merges`.
+    pub(super) fn of_bytes(ordinary: &HashMap<Box<[u8]>, u32>, n_merges: usize) -> Result<Self> {
+        let mut byte_ids = [0; 256];
+        for (byte_id, byte) in byte_ids.iter_mut().zip(0..=u8::MAX) {
+            *byte_id = *ordinary
+                .get(&[byte][..])
+                .ok_or_else(|| Error::Format(format!("byte 0x{byte:02x} has no token of its own")))?;
+        }
+        Ok(Self { byte_ids, pairs: PairTable::with_room(n_merges) })
+    }
+
+    /// Adds a merge and says whether it is new. There must be room.
+    pub(super) fn add(&mut self, left: u32, right: u32, rank: u32, result: u32) -> bool {
+        self.pairs.insert(left, right, Merge { rank, result })
+    }
+
+    /// The token of a byte.
+    #[inline(always)]
+    pub(super) fn byte_id(&self, byte: u8) -> u32 {
+        self.byte_ids[usize::from(byte)]
+    }
+
+    /// The merge of two tokens, or [`NONE`].
+    #[inline(always)]
+    pub(super) fn pair(&self, left: u32, right: u32) -> Merge {
+        self.pairs.get(left, right)
     }
 
     /// Appends the tokens of one piece.
     pub(crate) fn encode_piece(&self, piece: &[u8], out: &mut Vec<u32>) {
-        if piece.len() <= MAX_SCANNED_BYTES { self.scan(piece, out) } else { self.merge_by_heap(piece, out) }
+        if piece.len() <= MAX_SHORT_BYTES {
+            self.merge_short(piece, out);
+        } else if piece.len() <= MAX_SCANNED_BYTES {
+            self.scan(piece, out);
+        } else {
+            self.merge_by_heap(piece, out);
+        }
+    }
+
+    /// Symbols stay where their first byte is; a bit says which are left. A pair's rank and place are one number, so that
+    /// the least of the numbers is the pair to merge.
+    fn merge_short(&self, piece: &[u8], out: &mut Vec<u32>) {
+        const NEVER: i32 = i32::MAX;
+        let mut symbols = [0; MAX_SHORT_BYTES];
+        let mut results = [0; MAX_SHORT_BYTES];
+        let mut order = [NEVER; MAX_SHORT_BYTES];
+        for (symbol, &byte) in symbols.iter_mut().zip(piece) {
+            *symbol = self.byte_id(byte);
+        }
+        let priority = |merge: Merge, at: usize| {
+            if merge.rank == NONE.rank { NEVER } else { (merge.rank << 4) as i32 | at as i32 }
+        };
+        for at in 1..piece.len() {
+            let merge = self.pair(symbols[at - 1], symbols[at]);
+            order[at - 1] = priority(merge, at - 1);
+            results[at - 1] = merge.result;
+        }
+        let mut left = (1u32 << piece.len()) - 1;
+        loop {
+            let first = order.iter().fold(NEVER, |least, &other| least.min(other));
+            if first == NEVER {
+                break;
+            }
+            let at = first as usize % MAX_SHORT_BYTES;
+            let behind = left & (u32::MAX << 1 << at);
+            let merged = behind.trailing_zeros() as usize;
+            left ^= 1 << merged;
+            order[merged % MAX_SHORT_BYTES] = NEVER;
+            symbols[at] = results[at];
+            let behind = behind & (behind - 1);
+            order[at] = NEVER;
+            if behind != 0 {
+                let merge =
+                    self.pair(symbols[at], symbols[behind.trailing_zeros() as usize % MAX_SHORT_BYTES]);
+                order[at] = priority(merge, at);
+                results[at] = merge.result;
+            }
+            let before = left & ((1 << at) - 1);
+            if before != 0 {
+                let before = before.ilog2() as usize % MAX_SHORT_BYTES;
+                let merge = self.pair(symbols[before], symbols[at]);
+                order[before] = priority(merge, before);
+                results[before] = merge.result;
+            }
+        }
+        while left != 0 {
+            out.push(symbols[left.trailing_zeros() as usize % MAX_SHORT_BYTES]);
+            left &= left - 1;
+        }
     }
 
     fn scan(&self, piece: &[u8], out: &mut Vec<u32>) {
         let start = out.len();
-        out.extend(piece.iter().map(|&byte| self.byte_ids[usize::from(byte)]));
+        out.extend(piece.iter().map(|&byte| self.byte_id(byte)));
         loop {
             let symbols = &out[start..];
-            let mut best: Option<(usize, Merge)> = None;
+            let mut best = (0, NONE);
             for (idx, pair) in symbols.windows(2).enumerate() {
-                if let Some(&merge) = self.merges.get(&(pair[0], pair[1]))
-                    && best.is_none_or(|(_, lowest)| merge.rank < lowest.rank)
-                {
-                    best = Some((idx, merge));
+                let merge = self.pair(pair[0], pair[1]);
+                if merge.rank < best.1.rank {
+                    best = (idx, merge);
                 }
             }
-            let Some((idx, merge)) = best else { return };
+            let (idx, merge) = best;
+            if merge == NONE {
+                return;
+            }
             out[start + idx] = merge.result;
             out.remove(start + idx + 1);
         }
     }
 
     fn merge_by_heap(&self, piece: &[u8], out: &mut Vec<u32>) {
-        let mut chain = Chain::new(piece.iter().map(|&byte| self.byte_ids[usize::from(byte)]));
+        let mut chain = Chain::new(piece.iter().map(|&byte| self.byte_id(byte)));
         let mut heap = BinaryHeap::new();
         let offer = |heap: &mut BinaryHeap<_>, chain: &Chain, at: usize| {
             let Some((left, right)) = chain.pair_at(at) else {
                 return;
             };
-            if let Some(merge) = self.merges.get(&(left, right)) {
+            let merge = self.pair(left, right);
+            if merge != NONE {
                 heap.push(Reverse((merge.rank, at, left, right, merge.result)));
             }
         };
@@ -198,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn heap_and_scan_give_the_same_tokens() {
+    fn every_way_of_merging_gives_the_same_tokens() {
         let mut runner = TestRunner::new_with_rng(
             Config { cases: 500, failure_persistence: None, ..Config::default() },
             TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]),
@@ -211,7 +301,12 @@ mod tests {
                 let (mut scanned, mut heaped) = (vec![9], vec![9]);
                 table.scan(&piece, &mut scanned);
                 table.merge_by_heap(&piece, &mut heaped);
-                prop_assert_eq!(scanned, heaped);
+                prop_assert_eq!(&scanned, &heaped);
+                let start = &piece[..piece.len().min(MAX_SHORT_BYTES)];
+                let (mut scanned, mut short) = (vec![9], vec![9]);
+                table.scan(start, &mut scanned);
+                table.merge_short(start, &mut short);
+                prop_assert_eq!(scanned, short);
                 Ok(())
             })
             .unwrap();

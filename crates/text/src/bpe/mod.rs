@@ -1,38 +1,42 @@
 //! Byte-pair encoding over bytes: the vocabulary, its merges, and how pieces become tokens.
 
+mod encode;
 pub(crate) mod json;
 pub(crate) mod learn;
 mod merge;
+mod pairs;
 pub(crate) mod reference;
+pub(crate) mod tiktoken;
 pub(crate) mod train;
 mod vocabulary;
 
 use hashbrown::HashMap;
 
+use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
 use crate::splitter::Splitter;
 use crate::{Error, Result};
+pub(crate) use encode::Id;
+use encode::{Model, Pool};
 use merge::MergeTable;
 
 /// A byte-level BPE vocabulary with everything needed to encode and decode.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Bpe {
     splitter: Splitter,
+    normalization: Normalization,
     specials: Specials,
-    /// The bytes of each token by id; special tokens hold their text; `None` is an id that is not used.
-    tokens: Vec<Option<Box<[u8]>>>,
-    /// Pairs of ids, in order of rank.
-    merges: Vec<(u32, u32)>,
-    table: MergeTable,
-    /// With `ignore_merges`, pieces that are themselves tokens; empty without it.
-    whole_pieces: HashMap<Box<[u8]>, u32>,
+    /// Its tokens are by id; special tokens hold their text; `None` is an id that is not used.
+    model: Model,
     ignore_merges: bool,
+    encoders: Pool,
 }
 
 /// What a [`Bpe`] is made of, before it is checked.
 pub(crate) struct Parts {
     pub(crate) pattern: Pattern,
+    pub(crate) normalization: Normalization,
     pub(crate) specials: Specials,
     /// Ordinary and special tokens; ids need not be dense.
     pub(crate) tokens: Vec<Option<Box<[u8]>>>,
@@ -41,19 +45,18 @@ pub(crate) struct Parts {
     pub(crate) ignore_merges: bool,
 }
 
-/// Beyond this many distinct pieces in one call, further ones are merged anew each time.
-const MAX_CACHED_PIECES: usize = 1 << 16;
-
 impl Bpe {
     /// Checks the parts: every byte and every result of a merge must be an ordinary token, no merge may occur
     /// twice.
     pub(crate) fn new(parts: Parts) -> Result<Self> {
-        let Parts { pattern, specials, tokens, merges, ignore_merges } = parts;
+        let Parts { pattern, normalization, specials, tokens, merges, ignore_merges } = parts;
         let ordinary = ids_of_ordinary_tokens(&tokens, &specials)?;
         let table = MergeTable::new(&tokens, &ordinary, &merges)?;
+        let n_ordinary = ordinary.len();
         let whole_pieces = if ignore_merges { ordinary } else { HashMap::new() };
         let splitter = Splitter::new(&pattern)?;
-        Ok(Self { splitter, specials, tokens, merges, table, whole_pieces, ignore_merges })
+        let model = Model { tokens, merges, table, n_ordinary, whole_pieces };
+        Ok(Self { splitter, normalization, specials, model, ignore_merges, encoders: Pool::default() })
     }
 
     pub(crate) fn pattern(&self) -> &Pattern {
@@ -61,7 +64,7 @@ impl Bpe {
     }
 
     pub(crate) fn n_merges(&self) -> usize {
-        self.merges.len()
+        self.model.merges.len()
     }
 
     pub(crate) fn specials(&self) -> &Specials {
@@ -69,28 +72,26 @@ impl Bpe {
     }
 
     pub(crate) fn tokens(&self) -> &[Option<Box<[u8]>>] {
-        &self.tokens
+        &self.model.tokens
+    }
+
+    /// Prepares for text in which these pieces are the most frequent.
+    pub(crate) fn expect(&self, frequent: Vec<Box<[u8]>>) {
+        self.encoders.expect(frequent);
+    }
+
+    /// Whether every piece has the same tokens in both.
+    pub(crate) fn encodes_as(&self, other: &Self) -> bool {
+        self.normalization == other.normalization && self.model.encodes_as(&other.model)
     }
 
     /// Appends the tokens of `text`, in which special tokens mean nothing.
-    pub(crate) fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> Result<()> {
-        // A piece seen before is copied from where its tokens already stand in `out`.
-        let mut seen: HashMap<&[u8], (usize, usize)> = HashMap::new();
-        self.splitter.for_each_piece(text, |piece| {
-            if let Some(&(start, end)) = seen.get(piece) {
-                out.extend_from_within(start..end);
-                return Ok(());
-            }
-            let start = out.len();
-            match self.whole_pieces.get(piece) {
-                Some(&id) => out.push(id),
-                None => self.table.encode_piece(piece, out),
-            }
-            if seen.len() < MAX_CACHED_PIECES {
-                seen.insert(piece, (start, out.len()));
-            }
-            Ok(())
-        })
+    ///
+    /// Ids must fit `I`.
+    pub(crate) fn encode<I: Id>(&self, text: &[u8], out: &mut Vec<I>) -> Result<()> {
+        let Self { splitter, model, .. } = self;
+        let text = self.normalization.apply(text);
+        self.encoders.with_encoder(model, |encoder| encoder.encode(model, splitter, &text, out))
     }
 }
 

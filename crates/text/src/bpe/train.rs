@@ -10,6 +10,7 @@
 use super::learn::{LearnRoom, learn_bpe};
 use super::vocabulary::{Pair, Vocabulary};
 use super::{Bpe, Parts};
+use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
 use crate::{Error, PieceCounts, Progress, Result, Tokenizer};
@@ -106,8 +107,9 @@ pub(super) fn finish(options: &BpeOptions, vocabulary: &Vocabulary, merges: Vec<
     let specials = Specials::numbered(&options.special)?;
     let tokens = vocabulary.tokens.iter().map(|token| Some((**token).into())).collect();
     let pattern = options.pattern.clone();
-    let bpe = Bpe::new(Parts { pattern, specials, tokens, merges, ignore_merges: false })?;
-    Ok(Tokenizer::from_bpe(bpe))
+    let normalization = Normalization::None;
+    let bpe = Bpe::new(Parts { pattern, normalization, specials, tokens, merges, ignore_merges: false })?;
+    Tokenizer::from_bpe(bpe)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Pieces as keys: up to 15 bytes in one word, and a hash that is part of a file format.
 
 /// The longest piece that fits a packed key.
-pub(super) const MAX_PACKED: usize = 15;
+pub(crate) const MAX_PACKED: usize = 15;
 
 /// How many partitions the pieces of a counts file have.
 pub(crate) const N_PARTITIONS: usize = 256;
@@ -10,7 +10,7 @@ pub(crate) const N_PARTITIONS: usize = 256;
 const MIX: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
 /// The bytes of a short piece, lowest first, and its length in the top byte. Never zero, since no piece is empty.
-pub(super) type Packed = u128;
+pub(crate) type Packed = u128;
 
 /// For each length, the bits of so many bytes: a load costs less than shifting 128 bits.
 const LOW_BYTES: [u128; MAX_PACKED + 1] = {
@@ -25,7 +25,7 @@ const LOW_BYTES: [u128; MAX_PACKED + 1] = {
 
 /// The key of the piece of `n_bytes`, at most [`MAX_PACKED`], that starts at `start` of `text`.
 #[inline(always)]
-pub(super) fn pack(text: &[u8], start: usize, n_bytes: usize) -> Packed {
+pub(crate) fn pack(text: &[u8], start: usize, n_bytes: usize) -> Packed {
     let word = match text.get(start..).and_then(|rest| rest.first_chunk::<16>()) {
         Some(bytes) => u128::from_le_bytes(*bytes) & LOW_BYTES[n_bytes % LOW_BYTES.len()],
         None => {
@@ -44,7 +44,7 @@ pub(super) fn unpack(key: Packed) -> ([u8; 16], usize) {
 
 /// The hash of a packed piece.
 #[inline(always)]
-pub(super) fn hash_packed(key: Packed) -> u64 {
+pub(crate) fn hash_packed(key: Packed) -> u64 {
     fold(key as u64 ^ MIX[0], (key >> 64) as u64 ^ MIX[1])
 }
 

@@ -5,7 +5,7 @@
 mod counter;
 mod file;
 mod hot;
-mod key;
+pub(crate) mod key;
 mod record;
 mod spill;
 mod table;
