@@ -14,12 +14,15 @@ use ironmill_text::{
     Tokenizer, learn_bpe,
 };
 use serde_json::json;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 /// What to measure.
 pub struct Plan {
     /// The text.
     pub inputs: Vec<String>,
+    /// Measure encoding with this tokenizer alone, instead of training one.
+    pub tokenizer: Option<PathBuf>,
     /// The vocabulary to learn.
     pub vocab_size: usize,
     /// How text is cut.
@@ -40,6 +43,13 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     object["kind"] = "limits".into();
     show.result(&limits.line(), &object)?;
     let inputs = Inputs::from_specs(&plan.inputs, &InputOptions::default())?;
+    if let Some(path) = &plan.tokenizer {
+        let rounds = if plan.quick { 1 } else { 5 };
+        let coding = Coding::measure(|| Ok(Tokenizer::load(path)?), &inputs, rounds)?;
+        return coding.phases().into_iter().try_for_each(|(phase, spread)| {
+            show_phase(show, phase, spread, 1, coding.n_bytes, limits.peak.read_bytes_per_s)
+        });
+    }
     let special = vec!["<|endoftext|>".to_string()];
     let settings = CountSettings::new(&plan.pattern, &special, false);
     let rounds = if plan.quick { 1 } else { 5 };
@@ -84,7 +94,11 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     }
     let learn = Spread::of(learn);
     let Some(tokenizer) = learnt else { return Ok(()) };
-    let coding = Coding::measure(&tokenizer, &inputs, plan, &options.special, rounds)?;
+    let forgetting = || {
+        tokenizer.expect(FrequentPieces::default());
+        Ok(tokenizer.clone())
+    };
+    let coding = Coding::measure(forgetting, &inputs, rounds)?;
 
     let what = format!(
         "{} of text, {}, {}, {}; pattern {}",
@@ -103,75 +117,96 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
         ("scan", only_scan, 1),
         ("read, scan and count", count, plan.threads),
         ("learn", learn, 1),
-        ("encode, first time", coding.first, 1),
-        ("encode, again", coding.again, 1),
-        ("decode", coding.decode, 1),
     ] {
-        let rate = n_bytes as f64 / spread.median;
-        let line = format!(
-            "{phase:22} {:8.3} s {:4} (best {:.3}) {:8.0} MB/s {:6.1} % of reading memory",
-            spread.median,
-            counted_name(threads),
-            spread.best,
-            rate / 1e6,
-            100.0 * rate / read_rate
-        );
-        let object = json!({
-            "kind": "phase",
-            "phase": phase,
-            "median_s": spread.median,
-            "best_s": spread.best,
-            "clock": counted_name(threads),
-            "threads": threads,
-            "bytes_per_s": rate,
-            "share": rate / read_rate,
-        });
-        show.result(&line, &object)?;
+        show_phase(show, phase, &spread, threads, n_bytes, read_rate)?;
     }
-    Ok(())
+    coding
+        .phases()
+        .into_iter()
+        .try_for_each(|(phase, spread)| show_phase(show, phase, spread, 1, coding.n_bytes, read_rate))
+}
+
+fn show_phase(
+    show: &Show,
+    phase: &str,
+    spread: &Spread,
+    threads: usize,
+    n_bytes: u64,
+    read_rate: f64,
+) -> Result<()> {
+    let rate = n_bytes as f64 / spread.median;
+    let line = format!(
+        "{phase:22} {:8.3} s {:4} (best {:.3}) {:8.0} MB/s {:6.1} % of reading memory",
+        spread.median,
+        counted_name(threads),
+        spread.best,
+        rate / 1e6,
+        100.0 * rate / read_rate
+    );
+    let object = json!({
+        "kind": "phase",
+        "phase": phase,
+        "median_s": spread.median,
+        "best_s": spread.best,
+        "clock": counted_name(threads),
+        "threads": threads,
+        "bytes_per_s": rate,
+        "share": rate / read_rate,
+    });
+    show.result(&line, &object)
 }
 
 /// The times of encoding all text on one thread, and of decoding it.
 struct Coding {
-    /// By an encoder that knows the vocabulary alone.
+    n_bytes: u64,
+    /// Reading the tokenizer, if it is read, and making its tables.
+    start: Spread,
+    /// By an encoder that has not seen the text.
     first: Spread,
-    /// By one that has seen the text.
+    /// By one that has.
     again: Spread,
     decode: Spread,
 }
 
 impl Coding {
-    fn measure(
-        tokenizer: &Tokenizer,
-        inputs: &Inputs,
-        plan: &Plan,
-        special: &[String],
-        rounds: usize,
-    ) -> Result<Coding> {
+    /// `fresh` gives a tokenizer that has encoded nothing.
+    fn measure(fresh: impl Fn() -> Result<Tokenizer>, inputs: &Inputs, rounds: usize) -> Result<Coding> {
         let mut text = String::new();
-        for_each_text(inputs, &plan.pattern, special, |part| {
-            text += part;
-            Ok(())
-        })?;
+        for document in inputs.documents() {
+            text += &document?.text;
+        }
         // Memory that has been written before: a fresh page costs more than the tokens on it.
         let mut ids = vec![1; text.len()];
-        let (mut first, mut again) = (Vec::new(), Vec::new());
+        let mut decoded = vec![1; text.len()];
+        let (mut start, mut first, mut again, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
-            tokenizer.expect(FrequentPieces::default());
+            let clock = Clock::now();
+            let tokenizer = fresh()?;
             tokenizer.encode(b"makes the tables", &mut Vec::new())?;
+            start.push(clock.elapsed().counted(1));
             for times in [&mut first, &mut again] {
                 ids.clear();
                 let clock = Clock::now();
                 tokenizer.encode(text.as_bytes(), &mut ids)?;
                 times.push(clock.elapsed().counted(1));
             }
-        }
-        let mut decoded = vec![1; text.len()];
-        let decode = repeat(rounds, 1, || {
             decoded.clear();
-            Ok(tokenizer.decode_into(&ids, &mut decoded)?)
-        })?;
-        Ok(Coding { first: Spread::of(first), again: Spread::of(again), decode })
+            let clock = Clock::now();
+            tokenizer.decode_into(&ids, &mut decoded)?;
+            decode.push(clock.elapsed().counted(1));
+        }
+        let n_bytes = text.len() as u64;
+        let [start, first, again, decode] = [start, first, again, decode].map(Spread::of);
+        Ok(Coding { n_bytes, start, first, again, decode })
+    }
+
+    fn phases(&self) -> [(&'static str, &Spread); 4] {
+        [
+            ("encoder start", &self.start),
+            ("encode, first time", &self.first),
+            ("encode, again", &self.again),
+            ("decode", &self.decode),
+        ]
     }
 }
 

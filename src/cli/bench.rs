@@ -6,6 +6,7 @@ use crate::bench::{Precision, Settings, ops, step, tokenizer};
 use crate::failure::{Code, Failure, Result};
 use crate::stages::cuda;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 /// The things that can be measured.
 #[derive(clap::Subcommand)]
@@ -39,13 +40,15 @@ Examples:
     Step(StepArgs),
     /// Training a tokenizer and encoding with it: reading, scanning, counting, learning, encoding, decoding
     #[command(after_help = "\
-Rates are of text. Reading, scanning and learning are one thread's processor time; counting takes --threads. The share is of
-the rate at which the machine reads memory. tools/peers_tokenizer.py runs other trainers beside `ironmill tokenizer train`.
+Rates are of text. Counting takes --threads; everything else is one thread's processor time. The share is of the rate at
+which the machine reads memory. Encoding the first time is by an encoder that knows the vocabulary, and with --tokenizer the
+pieces beside it. tools/peers_tokenizer.py runs other trainers and encoders beside these.
 
 Examples:
   ironmill bench tokenizer
   ironmill bench tokenizer book.txt --vocab-size 32000 --threads 1
-  ironmill bench tokenizer texts/ --pattern o200k --json")]
+  ironmill bench tokenizer texts/ --pattern o200k --json
+  ironmill bench tokenizer book.txt --tokenizer tokenizer.json")]
     Tokenizer(TokenizerArgs),
 }
 
@@ -113,6 +116,9 @@ pub struct TokenizerArgs {
     /// Files, folders, patterns such as 'texts/*.txt', or builtin:stories:20MB
     #[arg(default_value = "builtin:stories:20MB", value_name = "INPUT")]
     inputs: Vec<String>,
+    /// Encode with this tokenizer, and train none
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["vocab_size", "pattern"])]
+    tokenizer: Option<PathBuf>,
     /// The number of tokens to learn, special ones included
     #[arg(long, default_value_t = 4096, value_name = "N")]
     vocab_size: usize,
@@ -138,12 +144,11 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     };
     match command {
         Command::Tokenizer(args) => {
-            let TokenizerArgs { inputs, vocab_size, pattern, quick } = args;
+            let TokenizerArgs { inputs, tokenizer, vocab_size, pattern, quick } = args;
             let pattern = pattern.parse()?;
-            tokenizer::run(
-                &context.show,
-                &tokenizer::Plan { inputs, vocab_size, pattern, threads: context.threads, quick },
-            )
+            let threads = context.threads;
+            let plan = tokenizer::Plan { inputs, tokenizer, vocab_size, pattern, threads, quick };
+            tokenizer::run(&context.show, &plan)
         }
         Command::Ops(args) => {
             let settings = settings(&args.common, args.quick)?;

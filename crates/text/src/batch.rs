@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{Result, TextCuts, Tokenizer};
+use crate::{Kind, Result, TextCuts, Tokenizer};
 
 /// Text is shared out in parts of about this many bytes: enough to make starting one cheap, few enough to end together.
 const PART_BYTES: usize = 1 << 20;
@@ -19,7 +19,7 @@ impl Tokenizer {
     /// [`encode_with_special`](Self::encode_with_special) gives, found on up to `threads` threads.
     ///
     /// A long text is cut where its pieces do not change by it. Text that cannot be cut so, such as that of a regular
-    /// expression of the user's, is encoded on one thread.
+    /// expression of the user's, is encoded on one thread, and so is text of other kinds than BPE.
     pub fn encode_parallel(
         &self,
         text: &[u8],
@@ -40,9 +40,11 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Parts of `text` that have the tokens of the whole; none if it cannot be cut.
+    /// Parts of `text` that have the tokens of the whole; none if it cannot be cut, or if a part could fail, since an error
+    /// says where in the text it is.
     fn parts<'t>(&self, text: &'t [u8], with_special: bool) -> Result<Vec<&'t str>> {
-        let (Some(pattern), Ok(mut rest)) = (self.pattern(), std::str::from_utf8(text)) else {
+        let pattern = self.pattern().filter(|_| self.kind() == Kind::Bpe);
+        let (Some(pattern), Ok(mut rest)) = (pattern, std::str::from_utf8(text)) else {
             return Ok(Vec::new());
         };
         let special: Vec<String> = self.special_tokens().iter().map(|(text, _)| text.clone()).collect();

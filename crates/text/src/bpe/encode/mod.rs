@@ -21,7 +21,7 @@ use crate::splitter::Splitter;
 use crate::stretches::{Stretch, stretches};
 use backtrack::{Backtracker, PairMemo};
 use cache::{LongCache, ShortCache};
-use table::{Answer, MAX_TOKENS, PieceTable, UNKNOWN};
+use table::{Answer, MAX_TOKENS, PieceTable};
 
 /// A number that holds a token id.
 pub(crate) trait Id: Copy {
@@ -274,9 +274,9 @@ impl<I: Id> Work<'_, I> {
             let (key, hash) = keys[idx];
             // There is room for the longest answer of every piece, so this is never `None`.
             if let Some(room) = buffer[n_buffered..].first_chunk_mut::<{ MAX_TOKENS + 1 }>()
-                && hot.get(key, hash, room)
+                && let Some(n_tokens) = hot.get(key, hash, room)
             {
-                n_buffered += room[MAX_TOKENS] as usize;
+                n_buffered += n_tokens;
             } else {
                 n_buffered = self.encode_unknown(idx, &text[from..end], n_buffered);
             }
@@ -315,11 +315,11 @@ impl<I: Id> Work<'_, I> {
         }
         let Memory { hot, known, short, buffer, scratch, .. } = &mut *self.memory;
         let room = &mut buffer[n_buffered..];
-        let mut answer = UNKNOWN;
-        if known.get_displaced(key, hash, &mut answer) {
+        let mut answer = [0; MAX_TOKENS + 1];
+        if let Some(n_tokens) = known.get_displaced(key, hash, &mut answer) {
             hot.push(key, hash, &answer);
             room[..answer.len()].copy_from_slice(&answer);
-            return n_buffered + answer[MAX_TOKENS] as usize;
+            return n_buffered + n_tokens;
         }
         if let Some(tokens) = short.get(key, hash) {
             room[..tokens.len()].copy_from_slice(tokens);

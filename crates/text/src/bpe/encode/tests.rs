@@ -9,6 +9,8 @@ use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
 
+type Tokens = Vec<Option<Box<[u8]>>>;
+
 /// Byte-pair encoding as the textbook has it.
 fn merged_plainly(tokens: &[Option<Box<[u8]>>], merges: &[(u32, u32)], piece: &[u8]) -> Vec<u32> {
     let ids: BTreeMap<&[u8], u32> = tokens.iter().flatten().map(|token| &**token).zip(0..).collect();
@@ -24,8 +26,8 @@ fn merged_plainly(tokens: &[Option<Box<[u8]>>], merges: &[(u32, u32)], piece: &[
 }
 
 /// Merges over a few letters; `closed` ones only join what is there already, as training does.
-fn vocabulary(drawn: &[(u8, u8, u8)], closed: bool) -> (Vec<Option<Box<[u8]>>>, Vec<(u32, u32)>) {
-    let mut tokens: Vec<Option<Box<[u8]>>> = (0..=255).map(|byte| Some(vec![byte].into())).collect();
+fn vocabulary(drawn: &[(u8, u8, u8)], closed: bool) -> (Tokens, Vec<(u32, u32)>) {
+    let mut tokens: Tokens = (0..=255).map(|byte| Some(vec![byte].into())).collect();
     let mut merges: Vec<(u32, u32)> = Vec::new();
     for &(left, right, place) in drawn {
         let pick = |value: u8| {
