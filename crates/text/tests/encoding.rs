@@ -30,9 +30,9 @@ fn patterns() -> Vec<Pattern> {
 fn threads_change_nothing() {
     for pattern in patterns() {
         let tokenizer = tokenizer(&pattern);
-        let text = SENTENCE.repeat(4_000_000 / SENTENCE.len());
+        let text = SENTENCE.repeat(1_200_000 / SENTENCE.len());
         let broken = [text.as_bytes(), b"\xff", text.as_bytes()].concat();
-        let unbroken = "a".repeat(2_500_000);
+        let unbroken = "a".repeat(1_200_000);
         for text in [text.as_bytes(), &broken, unbroken.as_bytes(), b"", b"x"] {
             for with_special in [false, true] {
                 let mut expected = Vec::new();
@@ -41,7 +41,7 @@ fn threads_change_nothing() {
                 } else {
                     tokenizer.encode(text, &mut expected).unwrap();
                 }
-                for threads in [0, 1, 2, 3] {
+                for threads in [0, 3] {
                     let mut found = vec![7];
                     tokenizer.encode_parallel(text, with_special, threads, &mut found).unwrap();
                     assert!(found[1..] == expected, "{pattern}, {threads} threads");

@@ -2,9 +2,10 @@
 
 use super::{check_can_write, in_file};
 use crate::cli::Context;
+use crate::config::DEFAULT_MEMORY;
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::grouped;
-use crate::stages::tokenizer::{Budget, DEFAULT_MEMORY, count_pieces};
+use crate::stages::tokenizer::{Budget, count_pieces};
 use clap::ValueEnum;
 use ironmill_text::{CountSettings, FrequentPieces, Pattern, RankFileSettings, Tokenizer, durable};
 use serde_json::json;

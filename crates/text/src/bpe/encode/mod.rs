@@ -96,8 +96,8 @@ struct Tables {
     backtracker: Option<Backtracker>,
 }
 
-/// Places of the small table: 2 MiB, since what is asked for early may come from the third cache.
-const MAX_HOT: usize = 1 << 15;
+/// Places of the small table: 4 MiB, since what is asked for early may come from the third cache.
+const MAX_HOT: usize = 1 << 16;
 
 /// Places of the large table: 8 MiB.
 const MAX_KNOWN: usize = 1 << 17;
@@ -175,10 +175,20 @@ const BUFFERED: usize = AHEAD * MAX_PACKED + size_of::<Answer>();
 pub(super) struct Encoder {
     tables: Arc<Tables>,
     ends: Ends,
+    batch: Batch,
     memory: Memory,
 }
 
-/// What one thread remembers, and where it works.
+/// Where one thread works.
+#[derive(Debug)]
+struct Batch {
+    /// The key of each piece, and its place in the small table.
+    keys: [(Packed, usize); AHEAD],
+    /// Tokens that are not in the caller's memory yet.
+    buffer: [u32; BUFFERED],
+}
+
+/// What one thread remembers.
 #[derive(Debug)]
 struct Memory {
     hot: PieceTable,
@@ -187,9 +197,6 @@ struct Memory {
     short: ShortCache,
     long: LongCache,
     memo: PairMemo,
-    /// Key and hash of each piece.
-    keys: [(Packed, u64); AHEAD],
-    buffer: [u32; BUFFERED],
     /// Tokens of the piece in work.
     scratch: Vec<u32>,
 }
@@ -205,11 +212,10 @@ impl Encoder {
             short: ShortCache::new(),
             long: LongCache::new(),
             memo: PairMemo::new(),
-            keys: [(0, 0); AHEAD],
-            buffer: [0; BUFFERED],
             scratch: Vec::new(),
         };
-        Self { tables, ends: Ends::new(), memory }
+        let batch = Batch { keys: [(0, 0); AHEAD], buffer: [0; BUFFERED] };
+        Self { tables, ends: Ends::new(), batch, memory }
     }
 
     /// Appends the tokens of `text`.
@@ -220,8 +226,8 @@ impl Encoder {
         text: &[u8],
         out: &mut Vec<I>,
     ) -> Result<()> {
-        let Self { tables, ends, memory } = self;
-        let mut work = Work { model, tables, memory, out };
+        let Self { tables, ends, batch, memory } = self;
+        let mut work = Work { model, backtracker: tables.backtracker.as_ref(), batch, memory, out };
         let Some(scanner) = splitter.scanner() else {
             return splitter.for_each_piece(text, |piece| {
                 work.encode_piece(piece);
@@ -241,7 +247,8 @@ impl Encoder {
 /// One text in work.
 struct Work<'w, I> {
     model: &'w Model,
-    tables: &'w Tables,
+    backtracker: Option<&'w Backtracker>,
+    batch: &'w mut Batch,
     memory: &'w mut Memory,
     out: &'w mut Vec<I>,
 }
@@ -263,38 +270,42 @@ impl<I: Id> Work<'_, I> {
         self.encode_pieces(piece, 0, &[piece.len()]);
     }
 
-    /// Appends the tokens of the pieces of `text` that start at `start` and end at `ends`.
+    /// Appends the tokens of the pieces of `text`, at most [`AHEAD`], that start at `start` and end at `ends`.
     #[inline(always)]
     fn encode_pieces(&mut self, text: &[u8], start: usize, ends: &[usize]) {
         self.ask(text, start, ends);
+        let Self { model, backtracker, batch: Batch { keys, buffer }, memory, out } = self;
         let mut n_buffered = 0;
         let mut from = start;
-        for (idx, &end) in ends.iter().enumerate().take(AHEAD) {
-            let Memory { hot, keys, buffer, .. } = &mut *self.memory;
-            let (key, hash) = keys[idx];
+        for (&end, &(key, place)) in ends.iter().zip(&*keys) {
             // There is room for the longest answer of every piece, so this is never `None`.
-            if let Some(room) = buffer[n_buffered..].first_chunk_mut::<{ MAX_TOKENS + 1 }>()
-                && let Some(n_tokens) = hot.get(key, hash, room)
+            let room = buffer.get_mut(n_buffered..).and_then(|room| room.first_chunk_mut());
+            if let Some(room) = room
+                && let Some(n_tokens) = memory.hot.get(place, key, room)
             {
                 n_buffered += n_tokens;
+            } else if key == LONG {
+                write(&buffer[..n_buffered], out);
+                n_buffered = 0;
+                write(memory.encode_long(model, *backtracker, &text[from..end]), out);
             } else {
-                n_buffered = self.encode_unknown(idx, &text[from..end], n_buffered);
+                n_buffered += memory.encode_short(model, key, &text[from..end], &mut buffer[n_buffered..]);
             }
             from = end;
         }
-        write(&self.memory.buffer[..n_buffered], self.out);
+        write(&buffer[..n_buffered], out);
     }
 
     /// Packs the pieces, and asks for their places in the small table.
     #[inline(always)]
     fn ask(&mut self, text: &[u8], start: usize, ends: &[usize]) {
-        let Memory { hot, keys, .. } = &mut *self.memory;
+        let hot = &self.memory.hot;
         let mut from = start;
-        for (&end, key) in ends.iter().zip(keys) {
+        for (&end, key) in ends.iter().zip(&mut self.batch.keys) {
             let n_bytes = end - from;
             *key = if n_bytes <= MAX_PACKED {
                 let packed = pack(text, from, n_bytes);
-                (packed, hash_packed(packed))
+                (packed, hot.place(hash_packed(packed)))
             } else {
                 (LONG, 0)
             };
@@ -302,31 +313,26 @@ impl<I: Id> Work<'_, I> {
             from = end;
         }
     }
+}
 
-    /// Adds the tokens of a piece that the small table does not have to the `n_buffered` in the buffer, and says how many
-    /// there are then.
+impl Memory {
+    /// Writes the tokens of a piece that the small table does not have, and says how many there are.
     #[inline(never)]
-    fn encode_unknown(&mut self, idx: usize, piece: &[u8], n_buffered: usize) -> usize {
-        let (key, hash) = self.memory.keys[idx];
-        if key == LONG {
-            write(&self.memory.buffer[..n_buffered], self.out);
-            self.encode_long(piece);
-            return 0;
-        }
-        let Memory { hot, known, short, buffer, scratch, .. } = &mut *self.memory;
-        let room = &mut buffer[n_buffered..];
+    fn encode_short(&mut self, model: &Model, key: Packed, piece: &[u8], room: &mut [u32]) -> usize {
+        let Self { hot, known, short, scratch, .. } = self;
+        let hash = hash_packed(key);
         let mut answer = [0; MAX_TOKENS + 1];
         if let Some(n_tokens) = known.get_displaced(key, hash, &mut answer) {
             hot.push(key, hash, &answer);
             room[..answer.len()].copy_from_slice(&answer);
-            return n_buffered + n_tokens;
+            return n_tokens;
         }
         if let Some(tokens) = short.get(key, hash) {
             room[..tokens.len()].copy_from_slice(tokens);
-            return n_buffered + tokens.len();
+            return tokens.len();
         }
         scratch.clear();
-        self.model.encode_piece(piece, scratch);
+        model.encode_piece(piece, scratch);
         match table::answer(scratch) {
             Some(answer) => {
                 hot.push(key, hash, &answer);
@@ -335,29 +341,30 @@ impl<I: Id> Work<'_, I> {
             None => short.insert(key, hash, scratch),
         }
         room[..scratch.len()].copy_from_slice(scratch);
-        n_buffered + scratch.len()
+        scratch.len()
     }
 
-    /// Appends the tokens of a piece that is too long for a key.
+    /// The tokens of a piece that is too long for a key.
     #[inline(never)]
-    fn encode_long(&mut self, piece: &[u8]) {
-        let Memory { long, memo, scratch, .. } = &mut *self.memory;
+    fn encode_long(&mut self, model: &Model, backtracker: Option<&Backtracker>, piece: &[u8]) -> &[u32] {
+        let Self { long, memo, scratch, .. } = self;
+        // A piece of megabytes comes once; its room is not kept.
+        scratch.clear();
+        scratch.shrink_to(MAX_KEPT_TOKENS);
         let place = LongCache::place(piece);
         if let Some(tokens) = place.and_then(|place| long.get(place, piece)) {
-            return write(tokens, self.out);
+            scratch.extend_from_slice(tokens);
+            return scratch;
         }
-        scratch.clear();
-        match (&self.tables.backtracker, self.model.whole_pieces.get(piece)) {
+        match (backtracker, model.whole_pieces.get(piece)) {
             (_, Some(&id)) => scratch.push(id),
-            (Some(backtracker), None) => backtracker.encode(piece, memo, &self.model.table, scratch),
-            (None, None) => self.model.table.encode_piece(piece, scratch),
+            (Some(backtracker), None) => backtracker.encode(piece, memo, &model.table, scratch),
+            (None, None) => model.table.encode_piece(piece, scratch),
         }
         if let Some(place) = place {
             long.insert(place, piece, scratch);
         }
-        write(scratch, self.out);
-        // A piece of megabytes comes once; its room is not kept.
-        scratch.shrink_to(MAX_KEPT_TOKENS);
+        scratch
     }
 }
 

@@ -33,38 +33,36 @@ impl PieceTable {
         Self { buckets: vec![EMPTY; n_buckets], n_new: 0 }
     }
 
+    /// Where the pieces of a hash are.
     #[inline(always)]
-    fn place(&self, hash: u64) -> usize {
+    pub(super) fn place(&self, hash: u64) -> usize {
         (hash >> 32) as usize & (self.buckets.len() - 1)
     }
 
-    /// Starts to bring the place of a hash near.
+    /// Starts to bring a place near.
     #[inline(always)]
-    pub(super) fn prefetch(&self, hash: u64) {
-        prefetch(&self.buckets, self.place(hash));
-    }
-
-    /// Writes the tokens of the piece with this key to `room` and says how many there are; `None` for an unknown piece.
-    #[inline(always)]
-    pub(super) fn get(&self, key: Packed, hash: u64, room: &mut Answer) -> Option<usize> {
-        self.get_at(self.place(hash), key, room)
+    pub(super) fn prefetch(&self, place: usize) {
+        prefetch(&self.buckets, place);
     }
 
     /// [`get`](Self::get) for a table with [displaced](Self::push_growing) pieces.
     pub(super) fn get_displaced(&self, key: Packed, hash: u64, room: &mut Answer) -> Option<usize> {
         let place = self.place(hash);
-        self.get_at(place, key, room).or_else(|| self.get_at(place ^ 1, key, room))
+        self.get(place, key, room).or_else(|| self.get(place ^ 1, key, room))
     }
 
+    /// Writes the tokens of the piece with this key at this place to `room` and says how many there are; `None` for an unknown
+    /// piece.
     #[inline(always)]
-    fn get_at(&self, place: usize, key: Packed, room: &mut Answer) -> Option<usize> {
+    pub(super) fn get(&self, place: usize, key: Packed, room: &mut Answer) -> Option<usize> {
         let bucket = &self.buckets[place];
-        let is_second = bucket.keys[1] == key;
-        // Copying before it is known whether it is right leaves one branch, which is nearly always the same. The number comes
-        // from the table, because what was just written takes longer to read.
-        let answer = &bucket.answers[usize::from(is_second)];
+        // Which of two it is cannot be foretold, so it is no branch: one key is chosen, and that is nearly always the right
+        // one. Copying comes before the question, and the number from the table, because what was just written takes longer
+        // to read.
+        let idx = usize::from(bucket.keys[1] == key);
+        let answer = &bucket.answers[idx];
         *room = *answer;
-        (is_second | (bucket.keys[0] == key)).then_some(answer[MAX_TOKENS] as usize)
+        (bucket.keys[idx] == key).then_some(answer[MAX_TOKENS] as usize)
     }
 
     /// Keeps the tokens of a piece, if there is room at its place.
@@ -131,7 +129,7 @@ mod tests {
 
     fn get(table: &PieceTable, key: Packed, hash: u64) -> Option<u32> {
         let mut room = [0; MAX_TOKENS + 1];
-        let found = table.get(key, hash, &mut room).map(|_| room[0]);
+        let found = table.get(table.place(hash), key, &mut room).map(|_| room[0]);
         found.or_else(|| table.get_displaced(key, hash, &mut room).map(|_| room[0]))
     }
 
