@@ -14,6 +14,8 @@ pub enum Precision {
     Bf16,
     /// On a card: bf16, with products between embedding and head of eight bits.
     Fp8,
+    /// The same with the head's products of eight bits, too.
+    Fp8Head,
 }
 
 impl Precision {
@@ -23,6 +25,7 @@ impl Precision {
             Precision::Fp32 => "fp32",
             Precision::Bf16 => "bf16",
             Precision::Fp8 => "fp8",
+            Precision::Fp8Head => "fp8-head",
         }
     }
 
@@ -30,14 +33,20 @@ impl Precision {
     pub fn passes(self) -> Passes {
         let precision = match self {
             Precision::Fp32 => ironmill_graph::Precision::F32,
-            Precision::Bf16 | Precision::Fp8 => ironmill_graph::Precision::Products(DType::BF16),
+            Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => {
+                ironmill_graph::Precision::Products(DType::BF16)
+            }
         };
         Passes { precision, ..Passes::ALL }
     }
 
     /// The passes of a program on a card, which keeps everything in [`Self::stored`].
     pub fn card_passes(self) -> Passes {
-        let eight_bits = if self == Precision::Fp8 { EightBits::Blocks } else { EightBits::Nowhere };
+        let eight_bits = match self {
+            Precision::Fp32 | Precision::Bf16 => EightBits::Nowhere,
+            Precision::Fp8 => EightBits::Blocks,
+            Precision::Fp8Head => EightBits::BlocksAndHead,
+        };
         Passes { eight_bits, head_elements: CARD_LOGITS, ..Passes::ALL }
     }
 
@@ -50,7 +59,7 @@ impl Precision {
     fn products(self) -> DType {
         match self {
             Precision::Fp32 => DType::F32,
-            Precision::Bf16 | Precision::Fp8 => DType::BF16,
+            Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => DType::BF16,
         }
     }
 
@@ -58,7 +67,7 @@ impl Precision {
     pub fn flops_per_s(self, limits: &Limits) -> f64 {
         match self {
             Precision::Fp32 => limits.peak.f32_flops_per_s,
-            Precision::Bf16 | Precision::Fp8 => {
+            Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => {
                 limits.peak.bf16_flops_per_s.unwrap_or(limits.peak.f32_flops_per_s)
             }
         }

@@ -135,9 +135,11 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     context.refuse_overrides("bench")?;
     let settings = |common: &Common, quick: bool| {
         let Common { precision, ref device } = *common;
-        if precision == Precision::Fp8 && cuda::ordinal(device).is_none() {
+        let is_for_cards = matches!(precision, Precision::Fp8 | Precision::Fp8Head);
+        if is_for_cards && cuda::ordinal(device).is_none() {
+            let name = precision.name();
             let message =
-                format!("--precision fp8 is for --device cuda, not {device}: use bf16 or fp32 here");
+                format!("--precision {name} is for --device cuda, not {device}: use bf16 or fp32 here");
             return Err(Failure::new(Code::Usage, message));
         }
         Ok(Settings { threads: context.threads, precision, quick })

@@ -140,7 +140,7 @@ pub const KEYS: &[Key] = &[
     key("train", "label_smoothing", Kind::Number),
     key("train", "z_loss", Kind::Number),
     key("train", "recompute", Kind::Choice(&["auto", "none", "blocks"])),
-    key("train", "precision", Kind::Choice(&["auto", "fp32", "bf16", "fp16", "fp8"])),
+    key("train", "precision", Kind::Choice(&["auto", "fp32", "bf16", "fp16", "fp8", "fp8-head"])),
     key("train", "eval_every", Kind::Cadence),
     key("train", "eval_tokens", Kind::Count),
     key("train", "eval_set", Kind::Choice(&["fixed", "complete", "sampled"])),

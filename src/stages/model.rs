@@ -133,7 +133,7 @@ fn decay(train: &TrainConfig) -> Decay {
 fn working(precision: &str, device: &str) -> Option<DType> {
     cuda::ordinal(device)?;
     match precision {
-        "bf16" | "fp8" => Some(DType::BF16),
+        "bf16" | "fp8" | "fp8-head" => Some(DType::BF16),
         "fp16" => Some(DType::F16),
         _ => None,
     }
@@ -141,7 +141,11 @@ fn working(precision: &str, device: &str) -> Option<DType> {
 
 /// Which products are of eight bits.
 fn eight_bits(precision: &str) -> EightBits {
-    if precision == "fp8" { EightBits::Blocks } else { EightBits::Nowhere }
+    match precision {
+        "fp8" => EightBits::Blocks,
+        "fp8-head" => EightBits::BlocksAndHead,
+        _ => EightBits::Nowhere,
+    }
 }
 
 /// How products are computed where activations are kept in f32.

@@ -3,7 +3,9 @@
 use crate::{
     device::{Launch, overlap},
     error::{Error, Result},
-    kernel::{GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, UpdateRange, joint_parts},
+    kernel::{
+        GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, UpdateRange, eight_bit_workspace_rows, joint_parts,
+    },
     op::{Attention, Op},
     quantise::{self, Quantise},
     tensor::{DType, TensorType},
@@ -236,6 +238,16 @@ impl Rule<'_> {
                 && workspace.rows() >= head.chunk_rows.min(rows),
             "the workspace must hold a chunk of logits",
         )?;
+        if head.products.is_eight_bits() {
+            let [x, w] = [inputs[0], inputs[1]];
+            let suits =
+                quantise::suits(x.shape) && quantise::suits(w.shape) && head.chunk_rows.is_multiple_of(16);
+            self.ensure(suits, "rows, columns, vocabulary and chunk must be multiples of 16")?;
+            let least = eight_bit_workspace_rows(x.shape, vocabulary, head.chunk_rows);
+            self.ensure(workspace.rows() >= least, "the workspace must hold the copies of eight bits")?;
+            let is_narrow = [x, w, outputs[1]].iter().all(|of| of.dtype.bytes() == 2);
+            self.ensure(is_narrow, "x, weight and workspace must be of 16 bits")?;
+        }
         let wanted = [(head.d_input, inputs[0]), (head.d_weight.is_some(), inputs[1])];
         let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
         let mut pairs = wanted.zip(&outputs[2..]);
@@ -321,6 +333,12 @@ impl Rule<'_> {
             Kernel::Sgd(_) => index == 2,
             _ => false,
         };
+        if let Kernel::HeadLoss(HeadLoss { products, .. }) = *self.kernel
+            && products.is_eight_bits()
+            && !stored.contains(&products)
+        {
+            return Err(Error::Unsupported { device, kernel: self.kernel.name(), dtype: products });
+        }
         let operands = self.inputs.iter().enumerate().map(|(i, of)| (of, self.is_index_input(i)));
         let results = self.outputs.iter().enumerate().map(|(i, of)| (of, is_index_output(i)));
         for (of, is_index) in operands.chain(results) {

@@ -166,7 +166,7 @@ pub struct HeadLoss {
     pub chunk_rows: usize,
     /// How the loss departs from plain cross-entropy.
     pub loss: LossShape,
-    /// What operands of the three products are rounded to.
+    /// What operands of the three products are rounded to; e4m3 stands for products of eight bits, whose gradients are e5m2.
     pub products: DType,
     /// Whether the gradient of x is an output.
     pub d_input: bool,
@@ -357,6 +357,9 @@ impl Kernel {
                 expansion.step(Kernel::Op(Op::AttentionGrad(*attention)), operands, gradients.clone());
                 expansion.step(Kernel::Op(Op::Concat), gradients, vec![Output(0)]);
             }
+            Kernel::HeadLoss(head) if head.products.is_eight_bits() => {
+                expand_eight_bit_head(&mut expansion, head, inputs);
+            }
             Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
             Kernel::Quantise(of) if !of.is_plain() => expand_quantise(&mut expansion, of, inputs, outputs),
             Kernel::Op(_)
@@ -474,6 +477,44 @@ fn expand_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]
     }
 }
 
+/// The same with products of eight bits.
+fn expand_eight_bit_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[TensorType]) {
+    use Operand::{Input, Output};
+    let (x, w) = (inputs[0], inputs[1]);
+    let logits_type = TensorType { shape: x.shape.with_columns(w.shape.dims()[0]), dtype: x.dtype };
+    let row_type = TensorType { shape: x.shape.without_columns(), dtype: DType::F32 };
+    let product = Kernel::ScaledProduct { bias: false, add: false };
+    let [x_unit, x_rows, x_columns] = expand_copies(expansion, Input(0), x, DType::E4M3);
+    let [w_unit, w_rows, w_columns] = expand_copies(expansion, Input(1), w, DType::E4M3);
+    let [logits, log_sum_exp] = [logits_type, row_type].map(|of| expansion.temporary(of));
+    expansion.step(product.clone(), vec![x_rows, x_unit, w_rows, w_unit], vec![logits]);
+    let losses = Kernel::Op(Op::CrossEntropy(head.loss));
+    expansion.step(losses, vec![logits, Input(2), Input(3)], vec![Output(0), log_sum_exp]);
+    if !head.has_gradient() {
+        return;
+    }
+    let d_logits = expansion.temporary(logits_type);
+    let operands = vec![logits, Input(2), Input(3), log_sum_exp, Input(4)];
+    expansion.step(Kernel::Op(Op::CrossEntropyGrad(head.loss)), operands, vec![d_logits]);
+    let [d_unit, d_rows, d_columns] = expand_copies(expansion, d_logits, logits_type, DType::E5M2);
+    if head.d_input {
+        expansion.step(product.clone(), vec![d_rows, d_unit, w_columns, w_unit], vec![Output(2)]);
+    }
+    if let Some(add) = head.d_weight {
+        let output = Output(2 + usize::from(head.d_input));
+        let product = Kernel::ScaledProduct { bias: false, add };
+        expansion.step(product, vec![d_columns, d_unit, x_columns, x_unit], vec![output]);
+    }
+}
+
+/// The unit of a tensor and both of its copies.
+fn expand_copies(expansion: &mut Expansion, tensor: Operand, x: TensorType, of: DType) -> [Operand; 3] {
+    let quantise = Quantise { of, source: Source::Stored, rows: true, columns: true, sums: None };
+    let results: Vec<Operand> = quantise.outputs(x).into_iter().map(|of| expansion.temporary(of)).collect();
+    expansion.step(Kernel::Quantise(quantise), vec![tensor], results.clone());
+    [results[0], results[1], results[2]]
+}
+
 fn expand_quantise(expansion: &mut Expansion, of: &Quantise, inputs: &[TensorType], outputs: &[TensorType]) {
     let mut operands: Vec<Operand> = (0..inputs.len()).map(Operand::Input).collect();
     if let Some(op) = of.source.op() {
@@ -537,4 +578,11 @@ pub fn head_chunk_rows(x: Shape, vocabulary: usize, elements: usize) -> usize {
     let most = if most > WHOLE_ROWS { most / WHOLE_ROWS * WHOLE_ROWS } else { most };
     let rows = x.rows().max(1);
     rows.div_ceil(rows.div_ceil(most)).next_multiple_of(8).min(rows)
+}
+
+/// Rows of `vocabulary` elements of 16 bits that the workspace of a head of eight-bit products has: a chunk of logits, both copies of its
+/// gradient, and both copies of x and of the weight.
+pub fn eight_bit_workspace_rows(x: Shape, vocabulary: usize, chunk_rows: usize) -> usize {
+    let copies = (x.rows() + vocabulary) * x.columns();
+    2 * chunk_rows + copies.div_ceil(vocabulary)
 }

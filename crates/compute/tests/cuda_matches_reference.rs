@@ -6,7 +6,8 @@
 mod cases;
 
 use cases::{
-    Case, all, attentions_in_whole_tiles, compare_within, gelus_worth_timing, quantised, run, scaled_products,
+    Case, all, attentions_in_whole_tiles, compare_within, eight_bit_heads, gelus_worth_timing, quantised,
+    run, scaled_products,
 };
 use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
@@ -127,7 +128,7 @@ fn eight_bit_products() -> Vec<Case> {
 fn products_of_eight_bits_match_the_reference_and_repeat_their_bits() {
     let Some(mut cuda) = cuda() else { return };
     let mut failures = Vec::new();
-    for case in eight_bit_products() {
+    for case in eight_bit_products().into_iter().chain(eight_bit_heads()) {
         let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
         assert_eq!(first, second, "{}", case.name());
         failures.extend(compare_within(1.0, &case, &first, &case.expected()).err());

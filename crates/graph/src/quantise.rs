@@ -10,7 +10,8 @@
 use std::collections::BTreeMap;
 
 use ironmill_compute::{
-    DType, Kernel, Op, Quantise, TensorType,
+    DType, HeadLoss, Kernel, Op, Quantise, TensorType,
+    kernel::eight_bit_workspace_rows,
     quantise::{Source, suits},
 };
 
@@ -28,12 +29,18 @@ pub enum EightBits {
     Nowhere,
     /// Those of the layers between embedding and head.
     Blocks,
+    /// Those and the head's.
+    BlocksAndHead,
 }
 
 /// Applies the pass to a program.
-pub(crate) fn apply(graph: &mut Graph) {
+pub(crate) fn apply(graph: &mut Graph, takes_head: bool) {
     separate_activations(graph);
-    let mut pass = Pass { gradients: quantised_gradients(graph), ..Pass::default() };
+    if takes_head {
+        take_head(graph);
+    }
+    let gradients = quantised_gradients(graph, takes_head);
+    let mut pass = Pass { takes_head, gradients, ..Pass::default() };
     for node in std::mem::take(&mut graph.nodes) {
         pass.add(graph, node);
     }
@@ -42,7 +49,7 @@ pub(crate) fn apply(graph: &mut Graph) {
 }
 
 /// Whether a kernel is a product that the pass takes, given its operands.
-fn is_taken(graph: &Graph, node: &Node) -> bool {
+fn is_taken(graph: &Graph, node: &Node, takes_head: bool) -> bool {
     let is_product = match &node.kernel {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => {
             matches!(op, Op::Linear { .. } | Op::LinearGradInput { .. } | Op::LinearGradWeight { .. })
@@ -50,8 +57,12 @@ fn is_taken(graph: &Graph, node: &Node) -> bool {
         kernel => matches!(kernel, Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. }),
     };
     let factors = node.inputs.iter().take(2);
-    let is_in_block = ![Stage::Head, Stage::Optimiser].contains(&node.stage);
-    is_product && is_in_block && factors.into_iter().all(|&factor| suits(graph.shape(factor)))
+    let is_in_place = match node.stage {
+        Stage::Optimiser => false,
+        Stage::Head => takes_head,
+        _ => true,
+    };
+    is_product && is_in_place && factors.into_iter().all(|&factor| suits(graph.shape(factor)))
 }
 
 /// Activations leave the products that they were fused with.
@@ -59,13 +70,13 @@ fn separate_activations(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         let Node { inputs, outputs, stage, .. } = node.clone();
         match node.kernel {
-            Kernel::LinearGelu { bias, products } if is_taken(graph, &node) => {
+            Kernel::LinearGelu { bias, products } if is_taken(graph, &node, false) => {
                 let product = Kernel::Op(Op::Linear { bias, products });
                 graph.nodes.push(Node { kernel: product, inputs, outputs: vec![outputs[0]], stage });
                 let (inputs, outputs) = (vec![outputs[0]], vec![outputs[1]]);
                 graph.nodes.push(Node { kernel: Kernel::Op(Op::Gelu), inputs, outputs, stage });
             }
-            Kernel::LinearGradGelu { products } if is_taken(graph, &node) => {
+            Kernel::LinearGradGelu { products } if is_taken(graph, &node, false) => {
                 let d_y = graph.value(graph.info(outputs[0]).of);
                 let (kernel, h) = (Kernel::Op(Op::LinearGradInput { products }), inputs[2]);
                 graph.nodes.push(Node { kernel, inputs: inputs[..2].to_vec(), outputs: vec![d_y], stage });
@@ -77,11 +88,30 @@ fn separate_activations(graph: &mut Graph) {
     }
 }
 
+/// Fused heads have products of eight bits, and room for their factors.
+fn take_head(graph: &mut Graph) {
+    for index in 0..graph.nodes.len() {
+        let Kernel::HeadLoss(head) = &graph.nodes[index].kernel else { continue };
+        let [x, w] = [0, 1].map(|input| graph.info(graph.nodes[index].inputs[input]).of);
+        let is_narrow = [x, w].iter().all(|of| of.dtype.bytes() == 2);
+        if !(is_narrow && suits(x.shape) && suits(w.shape)) {
+            continue;
+        }
+        let (rows, vocabulary) = (x.shape.rows(), w.shape.rows());
+        let chunk_rows = head.chunk_rows.next_multiple_of(16).min(rows);
+        let kernel = Kernel::HeadLoss(HeadLoss { chunk_rows, products: DType::E4M3, ..head.clone() });
+        let workspace = graph.nodes[index].outputs[1];
+        let least = eight_bit_workspace_rows(x.shape, vocabulary, chunk_rows);
+        graph.tensors[workspace.0].of = TensorType::new(&[least, vocabulary], x.dtype);
+        graph.nodes[index].kernel = kernel;
+    }
+}
+
 /// The gradients that products take.
-fn quantised_gradients(graph: &Graph) -> Vec<Tensor> {
+fn quantised_gradients(graph: &Graph, takes_head: bool) -> Vec<Tensor> {
     let is_gradient = |node: &&Node| match &node.kernel {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => {
-            !matches!(op, Op::Linear { .. }) && is_taken(graph, node)
+            !matches!(op, Op::Linear { .. }) && is_taken(graph, node, takes_head)
         }
         _ => false,
     };
@@ -90,6 +120,7 @@ fn quantised_gradients(graph: &Graph) -> Vec<Tensor> {
 
 #[derive(Default)]
 struct Pass {
+    takes_head: bool,
     gradients: Vec<Tensor>,
     nodes: Vec<Slot>,
     /// Where a tensor is quantised, as a gradient or not.
@@ -124,7 +155,7 @@ impl Pass {
             Kernel::OpInto { op, add } => (op, *add),
             _ => return self.nodes.push(Slot::Node(node)),
         };
-        if !is_taken(graph, &node) {
+        if !is_taken(graph, &node, self.takes_head) {
             return self.nodes.push(Slot::Node(node));
         }
         let (first, second) = (node.inputs[0], node.inputs[1]);

@@ -331,8 +331,8 @@ fn run_passes(graph: &mut Graph, passes: &Passes) -> Result<()> {
     if passes.fuse {
         fuse::apply(graph, passes.head_elements);
     }
-    if passes.eight_bits == EightBits::Blocks {
-        quantise::apply(graph);
+    if passes.eight_bits != EightBits::Nowhere {
+        quantise::apply(graph, passes.eight_bits == EightBits::BlocksAndHead);
     }
     Ok(())
 }

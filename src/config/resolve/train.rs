@@ -134,11 +134,14 @@ const SCHEDULE_KEYS: [(&str, &[&str]); 3] = [
 
 fn check(train: &TrainConfig) -> Result<()> {
     let (precision, card) = (train.precision.as_str(), cuda::ordinal(&train.device));
-    if precision == "fp8" && card.is_none() {
-        return Err(bad("train.precision = \"fp8\" is for train.device = \"cuda\": use bf16 or fp32 here"));
+    if ["fp8", "fp8-head"].contains(&precision) && card.is_none() {
+        let message = format!(
+            "train.precision = \"{precision}\" is for train.device = \"cuda\": use bf16 or fp32 here"
+        );
+        return Err(bad(message));
     }
-    if let ("fp8", Some(card)) = (precision, card) {
-        check_eight_bits(card)?;
+    if let ("fp8" | "fp8-head", Some(card)) = (precision, card) {
+        check_eight_bits(card, precision)?;
     }
     if let Length::Epochs(epochs) = train.length
         && epochs <= 0.0
@@ -193,10 +196,10 @@ fn check(train: &TrainConfig) -> Result<()> {
 }
 
 /// Refuses fp8 on a card that is there and does not multiply it; one that is not there is refused when it is opened.
-fn check_eight_bits(ordinal: usize) -> Result<()> {
+fn check_eight_bits(ordinal: usize, precision: &str) -> Result<()> {
     match cuda::find().cards.get(ordinal) {
         Some(card) if !card.has_eight_bit_products() => Err(bad(format!(
-            "train.precision = \"fp8\" needs a card of compute capability 8.9 or later, and {} has {}.{}: use bf16",
+            "train.precision = \"{precision}\" needs a card of compute capability 8.9 or later, and {} has {}.{}: use bf16",
             card.name,
             card.capability / 10,
             card.capability % 10

@@ -96,6 +96,7 @@ pub(super) fn add(
         }
         &Kernel::LinearGelu { bias, products } => gelu(builder, [inputs, outputs], bias, products)?,
         &Kernel::LinearGradGelu { products } => gelu_gradient(builder, [inputs, outputs], products)?,
+        Kernel::HeadLoss(head) if head.products.is_eight_bits() => return Ok(false),
         Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
         Kernel::Cast
         | Kernel::StateWrite { .. }

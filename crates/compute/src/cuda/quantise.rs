@@ -1,5 +1,7 @@
 //! Products of eight bits: the kernels that write their factors, and the library's products of them.
 
+mod head;
+
 use super::{
     blas::{Epilogue, Factor, Product},
     call::{Arg, Builder, Grid},
@@ -16,7 +18,7 @@ use crate::{
 
 /// Rows and columns of the tile that a block quantises.
 const TILE: usize = 128;
-const THREADS: u32 = 256;
+const THREADS: u32 = 512;
 /// Blocks that look for the largest number, each of which leaves one.
 const PARTIALS: usize = 256;
 
@@ -30,88 +32,144 @@ pub(super) fn add(
     let dtype = match kernel {
         Kernel::Quantise(of) => of.of,
         Kernel::ScaledProduct { .. } => inputs[0].of.dtype,
+        Kernel::HeadLoss(head) => head.products,
         _ => return Ok(false),
     };
     let unsupported = || Error::Unsupported { device: "cuda", kernel: kernel.name(), dtype };
     if !builder.has_eight_bit_products() {
         return Err(unsupported());
     }
-    match kernel {
-        Kernel::Quantise(of) => quantise(builder, of, inputs, outputs).map(|()| true),
-        &Kernel::ScaledProduct { bias, add } => {
-            let is_there = builder.product(scaled_product(builder, inputs, &outputs[0], bias, add))?;
-            if is_there { Ok(true) } else { Err(unsupported()) }
+    let is_there = match kernel {
+        Kernel::Quantise(of) => {
+            quantise(builder, of, inputs, outputs)?;
+            true
         }
-        _ => Ok(false),
-    }
+        &Kernel::ScaledProduct { bias, add } => {
+            let product = scaled_product(builder, inputs, &outputs[0], bias, add);
+            builder.product(product)?
+        }
+        Kernel::HeadLoss(of) => head::head_loss(builder, of, inputs, outputs)?,
+        _ => false,
+    };
+    if is_there { Ok(true) } else { Err(unsupported()) }
 }
 
 fn quantise(builder: &mut Builder<'_>, of: &Quantise, inputs: &[View], outputs: &[View]) -> Result<()> {
     let x = inputs[0].of;
-    let (real, rows, columns) = (x.dtype, x.shape.rows(), x.shape.columns());
-    let is_gradient = of.of == DType::E5M2;
-    let [largest, name] = match (of.source, is_gradient) {
-        (Source::Stored, false) => ["largest_stored", "e4m3_stored"],
-        (Source::Stored, true) => ["largest_stored", "e5m2_stored"],
-        (Source::Gelu, false) => ["largest_gelu", "e4m3_gelu"],
-        (Source::Gelu, true) => ["largest_gelu", "e5m2_gelu"],
-        (Source::GeluGrad, false) => ["largest_gelu_grad", "e4m3_gelu_grad"],
-        (Source::GeluGrad, true) => ["largest_gelu_grad", "e5m2_gelu_grad"],
-    };
-    let nothing = Arg::Pointer(0);
-    let first = builder.pointer(&inputs[0]);
-    let second = inputs.get(1).map_or(nothing, |view| builder.pointer(view));
-    let partials = builder.scratch(4 * PARTIALS);
-    let arguments = [first, second, partials, rows.into(), columns.into(), sample_stride(rows).into()];
-    builder.kernel(File::Quantise, largest, real, &[], Grid::new(PARTIALS, THREADS), &arguments)?;
-
     let mut others = outputs[1..].iter();
     let mut copy = |is_wanted: bool| {
         let view = if is_wanted { others.next() } else { None };
-        view.map_or(nothing, |view| builder.pointer(view))
+        view.map(|view| builder.pointer(view))
     };
     let (as_it_is, transposed) = (copy(of.rows), copy(of.columns));
-    let (tiles_across, tiles_down) = (columns.div_ceil(TILE), rows.div_ceil(TILE));
-    let sums = match of.sums {
-        Some(_) => builder.scratch(4 * tiles_down * columns),
-        None => nothing,
-    };
-    let unit = builder.pointer(&outputs[0]);
-    let arguments = [first, second, partials, unit, as_it_is, transposed, sums, rows.into(), columns.into()];
-    let blocks = [tiles_across as u32, tiles_down as u32, 1];
-    let grid = Grid { blocks, threads: THREADS, shared_bytes: 0 };
-    builder.kernel(File::Quantise, name, real, &[], grid, &arguments)?;
-    match of.sums {
-        Some(adds) => {
-            let out = &outputs[outputs.len() - 1..];
-            rows::finish_columns(builder, real, sums, out, [tiles_down, columns], adds)
-        }
-        None => Ok(()),
+    let copies = Copies { of: of.of, unit: builder.pointer(&outputs[0]), as_it_is, transposed };
+    let [rows, columns] = [x.shape.rows(), x.shape.columns()];
+    let operands: Vec<Arg> = inputs.iter().map(|view| builder.pointer(view)).collect();
+    let matrix = Numbers { source: of.source, operands: &operands, real: x.dtype, rows, columns };
+    let Some(adds) = of.sums else { return matrix.quantise(builder, copies, None) };
+    let tiles = rows.div_ceil(TILE);
+    let sums = builder.scratch(4 * tiles * columns);
+    matrix.quantise(builder, copies, Some(sums))?;
+    rows::finish_columns(builder, x.dtype, sums, &outputs[outputs.len() - 1..], [tiles, columns], adds)
+}
+
+/// What is quantised.
+struct Numbers<'a> {
+    source: Source,
+    operands: &'a [Arg],
+    real: DType,
+    rows: usize,
+    columns: usize,
+}
+
+/// Where the copies of a tensor go.
+#[derive(Clone, Copy)]
+struct Copies {
+    of: DType,
+    unit: Arg,
+    as_it_is: Option<Arg>,
+    transposed: Option<Arg>,
+}
+
+/// "Not there", as kernels take it.
+const NOTHING: Arg = Arg::Pointer(0);
+
+impl Numbers<'_> {
+    /// Looks for the largest number, then writes the copies and, for every tile of rows, the sums of its columns.
+    fn quantise(&self, builder: &mut Builder<'_>, copies: Copies, sums: Option<Arg>) -> Result<()> {
+        let &Numbers { source, operands, real, rows, columns } = self;
+        let [largest, name] = match (source, copies.of == DType::E5M2) {
+            (Source::Stored, false) => ["largest_stored", "e4m3_stored"],
+            (Source::Stored, true) => ["largest_stored", "e5m2_stored"],
+            (Source::Gelu, false) => ["largest_gelu", "e4m3_gelu"],
+            (Source::Gelu, true) => ["largest_gelu", "e5m2_gelu"],
+            (Source::GeluGrad, false) => ["largest_gelu_grad", "e4m3_gelu_grad"],
+            (Source::GeluGrad, true) => ["largest_gelu_grad", "e5m2_gelu_grad"],
+        };
+        let (first, second) = (operands[0], operands.get(1).copied().unwrap_or(NOTHING));
+        let partials = builder.scratch(4 * PARTIALS);
+        let arguments = [first, second, partials, rows.into(), columns.into(), sample_stride(rows).into()];
+        builder.kernel(File::Quantise, largest, real, &[], Grid::new(PARTIALS, THREADS), &arguments)?;
+        let Copies { unit, as_it_is, transposed, .. } = copies;
+        let [as_it_is, transposed, sums] = [as_it_is, transposed, sums].map(|at| at.unwrap_or(NOTHING));
+        let arguments =
+            [first, second, partials, unit, as_it_is, transposed, sums, rows.into(), columns.into()];
+        builder.kernel(File::Quantise, name, real, &[], tiles(rows, columns), &arguments)
     }
 }
 
-/// a·bᵀ, in both of which the summed dimension lies innermost: the one form that the matrix units take.
+/// A block for every tile.
+fn tiles(rows: usize, columns: usize) -> Grid {
+    let blocks = [columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1];
+    Grid { blocks, threads: THREADS, shared_bytes: 0 }
+}
+
+/// A factor of eight bits: rows in which the summed dimension lies innermost.
+#[derive(Clone, Copy)]
+struct Rows {
+    at: Arg,
+    of: DType,
+    unit: Arg,
+    rows: usize,
+    columns: usize,
+    /// Elements from one row to the next.
+    leading: usize,
+}
+
+impl Rows {
+    fn factor(self, transposed: bool) -> Factor {
+        Factor { at: self.at, of: self.of, leading: self.leading, transposed, unit: Some(self.unit) }
+    }
+}
+
+/// a·bᵀ: the one form that the matrix units take.
+fn product(a: Rows, b: Rows, (out, out_type): (Arg, DType), add: bool, epilogue: Epilogue) -> Product {
+    Product {
+        rows: a.rows,
+        columns: b.rows,
+        inner: a.columns,
+        left: a.factor(false),
+        right: b.factor(true),
+        out,
+        out_type,
+        out_leading: b.rows,
+        add,
+        epilogue,
+    }
+}
+
 fn scaled_product(builder: &Builder<'_>, inputs: &[View], out: &View, bias: bool, add: bool) -> Product {
-    let factor = |view: &View, unit: &View, transposed: bool| Factor {
+    let rows = |view: &View, unit: &View| Rows {
         at: builder.pointer(view),
         of: view.of.dtype,
+        unit: builder.pointer(unit),
+        rows: view.of.shape.rows(),
+        columns: view.of.shape.columns(),
         leading: view.of.shape.columns(),
-        transposed,
-        unit: Some(builder.pointer(unit)),
     };
-    let [a, b] = [&inputs[0], &inputs[2]];
-    Product {
-        rows: a.of.shape.rows(),
-        columns: b.of.shape.rows(),
-        inner: a.of.shape.columns(),
-        left: factor(a, &inputs[1], false),
-        right: factor(b, &inputs[3], true),
-        out: builder.pointer(out),
-        out_type: out.of.dtype,
-        out_leading: out.of.shape.columns(),
-        add,
-        epilogue: if bias { Epilogue::Bias(builder.pointer(&inputs[4])) } else { Epilogue::Nothing },
-    }
+    let epilogue = if bias { Epilogue::Bias(builder.pointer(&inputs[4])) } else { Epilogue::Nothing };
+    let (a, b) = (rows(&inputs[0], &inputs[1]), rows(&inputs[2], &inputs[3]));
+    product(a, b, (builder.pointer(out), out.of.dtype), add, epilogue)
 }
 
 /// Bits behind the point and the bias of the exponent.

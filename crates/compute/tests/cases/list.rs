@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ironmill_compute::{
     Adam, Attention, DType, Descend, Guard, HeadLoss, Kernel, LossShape, Mask, NormGrads, Op, Quantise, Sgd,
-    Shape, UpdateRange, quantise::Source,
+    Shape, UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -230,6 +230,34 @@ pub fn quantised() -> Vec<Case> {
                 let terms = inputs[0].of.shape.rows();
                 cases.push(Case { kernel: Kernel::Quantise(kernel), inputs: inputs.clone(), outputs, terms });
             }
+        }
+    }
+    cases
+}
+
+/// Heads of eight-bit products, in one chunk and in several.
+pub fn eight_bit_heads() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (n, c, v, chunk_rows) in [(16, 16, 16, 16), (48, 32, 80, 32), (272, 48, 1040, 96)] {
+        for (loss, d_input, d_weight) in [
+            (LossShape::default(), true, Some(false)),
+            (LossShape { label_smoothing: 0.1, z_loss: 1e-3 }, true, Some(true)),
+            (LossShape::default(), false, None),
+        ] {
+            let head = HeadLoss { chunk_rows, loss, products: DType::E4M3, d_input, d_weight };
+            let narrow = |tensor: Tensor| {
+                let rounded = map(tensor, |x| DType::BF16.round(x.into()) as f32);
+                Tensor { of: rounded.of.with_dtype(DType::BF16), ..rounded }
+            };
+            let mut inputs =
+                vec![narrow(random(&[n, c], 1)), narrow(random(&[v, c], 2)), targets(&[n], v, 3)];
+            inputs.push(map(random(&[n], 4), f32::abs));
+            inputs.extend(head.has_gradient().then(|| random(&[n], 5)));
+            let rows = eight_bit_workspace_rows(Shape::new(&[n, c]), v, chunk_rows);
+            let mut outputs = vec![random(&[n], 6), narrow(random(&[rows, v], 7))];
+            outputs.extend(d_input.then(|| narrow(random(&[n, c], 8))));
+            outputs.extend(d_weight.map(|_| random(&[v, c], 9)));
+            cases.push(Case { kernel: Kernel::HeadLoss(head), inputs, outputs, terms: c.max(v).max(n) });
         }
     }
     cases

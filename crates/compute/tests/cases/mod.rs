@@ -8,7 +8,7 @@ pub use list::all;
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, gelus_worth_timing};
 #[allow(unused_imports, reason = "only a card has them")]
-pub use list::{quantised, scaled_products};
+pub use list::{eight_bit_heads, quantised, scaled_products};
 
 /// What products can be of.
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];

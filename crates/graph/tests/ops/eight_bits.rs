@@ -11,15 +11,18 @@ use crate::{
 };
 
 /// Sixteen rows in a micro-batch of two, and widths of multiples of 16.
-const SIZE: Size = Size { positions: 8, channels: 16, dropout: 0.0, ..SMALL };
+const SIZE: Size = Size { positions: 8, channels: 16, vocabulary: 32, dropout: 0.0, ..SMALL };
 const EIGHT: Passes = Passes { eight_bits: EightBits::Blocks, ..Passes::ALL };
+const HEAD: Passes = Passes { eight_bits: EightBits::BlocksAndHead, ..Passes::ALL };
 
 #[test]
 fn exactly_computed_they_change_nothing() {
     for recompute in [false, true] {
         let model = Model::new(Size { dropout: 0.1, recompute, ..SIZE });
         let plain = train(&model, exact(), &Passes::NONE);
-        for (name, passes) in [("fused", EIGHT), ("unfused", Passes { fuse: false, ..EIGHT })] {
+        let unfused = |passes| Passes { fuse: false, ..passes };
+        let ways = [("blocks", EIGHT), ("with the head", HEAD)];
+        for (name, passes) in ways.into_iter().flat_map(|(name, way)| [(name, way), (name, unfused(way))]) {
             let eight = train(&model, exact(), &passes);
             assert_close(&format!("{name}: losses"), &eight.losses, &plain.losses, 1e-12);
             assert_close(&format!("{name}: gradients"), &eight.gradients, &plain.gradients, 1e-12);
@@ -82,12 +85,27 @@ fn rounded_they_are_as_near_as_eight_bits_allow() {
     let (loss, gradients) = run(exact(), &Passes::ALL);
     let precision =
         Precision::Working { dtype: DType::BF16, masters: model.optimiser.parameters, copy: model.working };
-    let (rounded_loss, rounded) = run(Box::new(Reference::rounded()), &Passes { precision, ..EIGHT });
-    assert_close("loss", &[rounded_loss], &[loss], DType::E4M3.epsilon() / 4.0);
-    // A gradient is a sum over few rows here, so that roundings hardly average out.
-    assert_close("gradients", &rounded, &gradients, DType::E5M2.epsilon());
-    let apart: Vec<f64> = rounded.iter().zip(&gradients).map(|(a, b)| a - b).collect();
-    assert!(largest(&apart) > 4.0 * DType::BF16.epsilon() * largest(&gradients), "the rounding is real");
+    for passes in [EIGHT, HEAD] {
+        let (rounded_loss, rounded) = run(Box::new(Reference::rounded()), &Passes { precision, ..passes });
+        assert_close("loss", &[rounded_loss], &[loss], DType::E4M3.epsilon() / 4.0);
+        // A gradient is a sum over few rows here, so that roundings hardly average out.
+        assert_close("gradients", &rounded, &gradients, DType::E5M2.epsilon());
+        let apart: Vec<f64> = rounded.iter().zip(&gradients).map(|(a, b)| a - b).collect();
+        assert!(largest(&apart) > 2.0 * DType::BF16.epsilon() * largest(&gradients), "the rounding is real");
+    }
+}
+
+#[test]
+fn a_fused_head_is_taken_where_it_is_asked_for() {
+    let model = Model::new(SIZE);
+    let precision =
+        Precision::Working { dtype: DType::BF16, masters: model.optimiser.parameters, copy: model.working };
+    let mut trial = Trial::new(&model, exact(), &Passes::NONE);
+    for (passes, expected) in [(EIGHT, DType::BF16), (HEAD, DType::E4M3)] {
+        let program = trial.compile(model.micro(2, false), &Passes { precision, ..passes });
+        let is_such = |kernel: &Kernel| matches!(kernel, Kernel::HeadLoss(head) if head.products == expected);
+        assert_eq!(trial.runtime.kernels(program.id).filter(|kernel| is_such(kernel)).count(), 1);
+    }
 }
 
 #[test]

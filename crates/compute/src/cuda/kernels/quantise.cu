@@ -1,15 +1,39 @@
 // Numbers of eight bits from those of a tensor, or from what is computed of one on the way, as they stand and transposed.
 //
-// First the largest number is looked for in a part of the rows: a block of `largest_*` leaves one of PARTIALS. Then a block of
-// `quantise_*` brings a tile of 128 × 128 numbers through registers: a thread owns 8 neighbouring columns of 4 rows at a
-// time, turns their bytes round in registers and leaves words of 4 rows in shared memory, from where columns are
+// First the largest number is looked for in a part of the rows: a block of `largest_*` leaves one of PARTIALS. Then a block
+// of `e4m3_*` or `e5m2_*` brings a tile of 128 × 128 numbers through registers: a thread owns 8 neighbouring columns of 4
+// rows, turns their bytes round in registers and leaves words of 4 rows in shared memory, from where columns are
 // written. Rows and columns are multiples of 16. Sums of columns are taken of the numbers before they are rounded.
 #include "prelude.cuh"
 #include "gelu.cuh"
 
-constexpr u32 THREADS = 256, TILE = 128, EACH = 8, PARTIALS = 256;
+constexpr u32 THREADS = 512, TILE = 128, EACH = 8, PARTIALS = 256;
 
-enum Source { STORED, GELU, GELU_GRAD };
+enum Source { STORED, GELU, GELU_GRAD, LOSS_GRAD };
+
+constexpr u32 IGNORED = 0xffffffffu;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// d logit = factor·2^(logit·log₂e + base) − spread, and − at_target where the target is: the gradient of a row's loss. With
+// label smoothing s the target is wanted with 1 − s and everything with s/V.
+struct LossRow {
+    float factor, base, spread, at_target;
+    u32 target;
+};
+// What it is computed from, a number for every row.
+struct LossRows {
+    const u32* targets;
+    const float *weights, *d_losses, *log_sum_exps;
+    float smoothing, z_loss;
+    __device__ __forceinline__ LossRow row(u32 index, u32 columns) const {
+        const u32 target = targets[index];
+        // A row that does not count has no gradient; whoever takes the losses reports a target in no vocabulary.
+        const float scale = target < columns ? weights[index] * d_losses[index] : 0.0f;
+        const float log_sum_exp = log_sum_exps[index];
+        return {scale * (1.0f + 2.0f * z_loss * log_sum_exp), -LOG2_E * log_sum_exp, scale * smoothing / (float)columns,
+                scale * (1.0f - smoothing), target};
+    }
+};
 
 // Eight neighbouring numbers as they are stored.
 struct Eight {
@@ -31,8 +55,22 @@ template <Source SOURCE> struct Numbers {
         first.load(from + at);
         if constexpr (SOURCE == GELU_GRAD) second.load(other + at);
     }
-    __device__ __forceinline__ void get(float (&x)[EACH]) const {
+    // `row` belongs to LOSS_GRAD, as does the column of the first number.
+    __device__ __forceinline__ void get(float (&x)[EACH], const LossRow& row, u32 column) const {
         first.get(x);
+        if constexpr (SOURCE == LOSS_GRAD) {
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                float power;
+                asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fmaf(x[e], LOG2_E, row.base)));
+                x[e] = row.factor * power - row.spread;
+            }
+            // Below `column` the difference wraps around to something large.
+            if (row.target - column < EACH) {
+#pragma unroll
+                for (int e = 0; e < EACH; e++) x[e] -= row.target - column == e ? row.at_target : 0.0f;
+            }
+        }
         if constexpr (SOURCE == GELU) {
 #pragma unroll
             for (int e = 0; e < EACH; e++) x[e] = gelu_of(x[e]);
@@ -46,22 +84,9 @@ template <Source SOURCE> struct Numbers {
     }
 };
 
-// The bits of numbers without their signs are in the order of the numbers, and what is not a number comes last.
-template <Source SOURCE>
-__device__ __forceinline__ void largest(const real* first, const real* second, u32* partials, u32 rows, u32 columns,
-                                        u32 stride) {
+// Leaves the largest of a block's numbers.
+__device__ __forceinline__ void leave_largest(u32 most, u32* partials) {
     __shared__ u32 warps[THREADS / 32];
-    const u32 packs = columns / EACH, all = (rows + stride - 1) / stride * packs;
-    u32 most = 0;
-#pragma unroll 4
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < all; i += PARTIALS * THREADS) {
-        Numbers<SOURCE> numbers;
-        numbers.load(first, second, (u64)(i / packs) * stride * columns + i % packs * EACH);
-        float x[EACH];
-        numbers.get(x);
-#pragma unroll
-        for (int e = 0; e < EACH; e++) most = max(most, __float_as_uint(x[e]) & 0x7fffffffu);
-    }
     most = __reduce_max_sync(0xffffffffu, most);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
     __syncthreads();
@@ -69,6 +94,24 @@ __device__ __forceinline__ void largest(const real* first, const real* second, u
         most = __reduce_max_sync(0xffffffffu, threadIdx.x < THREADS / 32 ? warps[threadIdx.x] : 0);
         if (threadIdx.x == 0) partials[blockIdx.x] = most;
     }
+}
+
+// The bits of numbers without their signs are in the order of the numbers, and what is not a number comes last.
+template <Source SOURCE>
+__device__ __forceinline__ void largest(const real* first, const real* second, u32* partials, u32 rows, u32 columns,
+                                        u32 stride) {
+    const u32 packs = columns / EACH, all = (rows + stride - 1) / stride * packs;
+    u32 most = 0;
+#pragma unroll 4
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < all; i += PARTIALS * THREADS) {
+        Numbers<SOURCE> numbers;
+        numbers.load(first, second, (u64)(i / packs) * stride * columns + i % packs * EACH);
+        float x[EACH];
+        numbers.get(x, LossRow(), 0);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) most = max(most, __float_as_uint(x[e]) & 0x7fffffffu);
+    }
+    leave_largest(most, partials);
 }
 
 // The power of two by which numbers are multiplied when the largest has these bits; `top` is what it comes below.
@@ -108,18 +151,21 @@ __device__ __forceinline__ u32 place(u32 column, u32 pair) { return column * (TI
 template <Source SOURCE, bool E5M2>
 __device__ __forceinline__ void quantise(const real* first, const real* second, const u32* partials, float* unit,
                                          unsigned char* as_it_is, unsigned char* transposed, float* sums, u32 rows,
-                                         u32 columns) {
+                                         u32 columns, const LossRows& loss_rows) {
     __shared__ u32 tile[TILE * TILE / 4];
     const u32 pack = threadIdx.x % 16, group = threadIdx.x / 16;
     const u32 column = blockIdx.x * TILE + pack * EACH, first_row = blockIdx.y * TILE;
-    Numbers<SOURCE> numbers[2][4];
+    __shared__ LossRow losses[SOURCE == LOSS_GRAD ? TILE : 1];
+    Numbers<SOURCE> numbers[4];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const u32 row = first_row + (16 * i + group) * 4 + r;
-            if (column < columns && row < rows) numbers[i][r].load(first, second, (u64)row * columns + column);
-        }
+    for (int r = 0; r < 4; r++) {
+        const u32 row = first_row + group * 4 + r;
+        if (column < columns && row < rows) numbers[r].load(first, second, (u64)row * columns + column);
+    }
+    if constexpr (SOURCE == LOSS_GRAD) {
+        const u32 row = first_row + threadIdx.x;
+        if (threadIdx.x < TILE && row < rows) losses[threadIdx.x] = loss_rows.row(row, columns);
+        __syncthreads();
     }
     u32 most = 0;
 #pragma unroll
@@ -128,43 +174,39 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
 
     float total[EACH] = {};
+    u32 low[4] = {}, high[4] = {};
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 low[4] = {}, high[4] = {};
+    for (int r = 0; r < 4; r++) {
+        const u32 row = first_row + group * 4 + r;
+        if (column >= columns || row >= rows) continue;
+        float x[EACH];
+        numbers[r].get(x, losses[SOURCE == LOSS_GRAD ? row - first_row : 0], column);
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const u32 row = first_row + (16 * i + group) * 4 + r;
-            if (column >= columns || row >= rows) continue;
-            float x[EACH];
-            numbers[i][r].get(x);
+        for (int e = 0; e < EACH; e++) total[e] += x[e];
 #pragma unroll
-            for (int e = 0; e < EACH; e++) total[e] += x[e];
+        for (int e = 0; e < EACH; e++) x[e] *= scale;
+        low[r] = two_bytes<E5M2>(x[0], x[1]) | two_bytes<E5M2>(x[2], x[3]) << 16;
+        high[r] = two_bytes<E5M2>(x[4], x[5]) | two_bytes<E5M2>(x[6], x[7]) << 16;
+        if (as_it_is) *reinterpret_cast<uint2*>(as_it_is + (u64)row * columns + column) = make_uint2(low[r], high[r]);
+    }
+    turn(low);
+    turn(high);
 #pragma unroll
-            for (int e = 0; e < EACH; e++) x[e] *= scale;
-            low[r] = two_bytes<E5M2>(x[0], x[1]) | two_bytes<E5M2>(x[2], x[3]) << 16;
-            high[r] = two_bytes<E5M2>(x[4], x[5]) | two_bytes<E5M2>(x[6], x[7]) << 16;
-            if (as_it_is) *reinterpret_cast<uint2*>(as_it_is + (u64)row * columns + column) = make_uint2(low[r], high[r]);
-        }
-        turn(low);
-        turn(high);
-        const u32 word = 16 * i + group;
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            tile[place(pack * EACH + c, word / 2) + word % 2] = low[c];
-            tile[place(pack * EACH + 4 + c, word / 2) + word % 2] = high[c];
-        }
+    for (int c = 0; c < 4; c++) {
+        tile[place(pack * EACH + c, group / 2) + group % 2] = low[c];
+        tile[place(pack * EACH + 4 + c, group / 2) + group % 2] = high[c];
     }
     __syncthreads();
     if (transposed) {
 #pragma unroll
-        for (int i = 0; i < TILE / 16; i++) {
-            const u32 own = 16 * i + group, to = blockIdx.x * TILE + own, row = first_row + pack * 8;
+        for (int i = 0; i < TILE / 32; i++) {
+            const u32 own = 32 * i + group, to = blockIdx.x * TILE + own, row = first_row + pack * 8;
             const uint2 words = *reinterpret_cast<const uint2*>(&tile[place(own, pack)]);
             if (to < columns && row < rows) *reinterpret_cast<uint2*>(transposed + (u64)to * rows + row) = words;
         }
     }
     if (sums) {
-        // Sixteen groups of rows, added in order.
+        // The groups of rows, added in order.
         float* parts = reinterpret_cast<float*>(tile);
         __syncthreads();
 #pragma unroll
@@ -174,7 +216,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
         if (own < TILE && to < columns) {
             float sum = 0.0f;
 #pragma unroll
-            for (int g = 0; g < 16; g++) sum += parts[g * TILE + own];
+            for (int g = 0; g < TILE / 4; g++) sum += parts[g * TILE + own];
             sums[(u64)blockIdx.y * columns + to] = sum;
         }
     }
@@ -185,17 +227,35 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
         largest_##name(const real* first, const real* second, u32* partials, u32 rows, u32 columns, u32 stride) {      \
         largest<SOURCE>(first, second, partials, rows, columns, stride);                                               \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         e4m3_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
-        quantise<SOURCE, false>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns);             \
+        quantise<SOURCE, false>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {});         \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         e5m2_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
-        quantise<SOURCE, true>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns);              \
+        quantise<SOURCE, true>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {});          \
     }
 
 KERNELS(stored, STORED)
 KERNELS(gelu, GELU)
 KERNELS(gelu_grad, GELU_GRAD)
+
+// No gradient of a logit is larger than its row's share of the loss, but for what a small z-loss adds.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    largest_loss_grad(const u32* targets, const float* weights, const float* d_losses, u32* partials, u32 rows) {
+    u32 most = 0;
+    for (u32 row = blockIdx.x * THREADS + threadIdx.x; row < rows; row += PARTIALS * THREADS) {
+        if (targets[row] != IGNORED) most = max(most, __float_as_uint(weights[row] * d_losses[row]) & 0x7fffffffu);
+    }
+    leave_largest(most, partials);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    e5m2_loss_grad(const real* logits, const u32* targets, const float* weights, const float* d_losses,
+                   const float* log_sum_exps, const u32* partials, float* unit, unsigned char* as_it_is,
+                   unsigned char* transposed, u32 rows, u32 columns, float smoothing, float z_loss) {
+    quantise<LOSS_GRAD, true>(logits, nullptr, partials, unit, as_it_is, transposed, nullptr, rows, columns,
+                              {targets, weights, d_losses, log_sum_exps, smoothing, z_loss});
+}

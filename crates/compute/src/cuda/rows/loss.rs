@@ -122,3 +122,25 @@ pub(in super::super) fn add_head_rows(
     let name = if is_kept { "head_loss_rows" } else { "head_loss_long_rows" };
     builder.kernel(Source::Loss, name, chunk.of, &[], grid, &arguments)
 }
+
+/// Adds the loss and the log-sum-exp of every row of a chunk whose rows lie side by side; the gradient is somebody else's.
+pub(in super::super) fn add_head_losses(
+    builder: &mut Builder<'_>,
+    loss: &LossShape,
+    chunk: &HeadRows,
+    log_sum_exps: Arg,
+) -> Result<()> {
+    let arguments = [
+        chunk.logits,
+        chunk.targets,
+        chunk.weights,
+        chunk.losses,
+        log_sum_exps,
+        chunk.vocabulary.into(),
+        Arg::F32(loss.label_smoothing),
+        Arg::F32(loss.z_loss),
+        Arg::Fault,
+    ];
+    let grid = Grid::new(chunk.rows, row_threads(chunk.of, chunk.vocabulary));
+    builder.kernel(Source::Loss, "cross_entropy", chunk.of, &[], grid, &arguments)
+}
