@@ -107,9 +107,10 @@ impl Tables {
         let n_pieces = frequent.len() + model.tokens.len();
         let mut hot = PieceTable::new(n_pieces.next_power_of_two().clamp(1 << 8, MAX_HOT));
         let mut known = PieceTable::new(n_pieces.next_power_of_two().clamp(1 << 8, MAX_KNOWN));
-        let ordinary = model.tokens.iter().flatten();
+        let vocabulary = model.tokens.iter().flatten();
         let mut tokens = Vec::new();
-        for piece in frequent.iter().chain(ordinary).filter(|piece| (1..=MAX_PACKED).contains(&piece.len())) {
+        for piece in frequent.iter().chain(vocabulary).filter(|piece| (1..=MAX_PACKED).contains(&piece.len()))
+        {
             tokens.clear();
             model.encode_piece(piece, &mut tokens);
             if let Some(answer) = table::answer(&tokens) {
