@@ -43,6 +43,11 @@ impl Needed {
         !matches!(self, Needed::Cudnn | Needed::Nvml)
     }
 
+    /// How the names of libraries begin that it opens itself by name alone.
+    fn opens_by_name(self) -> Option<&'static str> {
+        (self == Needed::Nvrtc).then_some("libnvrtc-builtins.so")
+    }
+
     /// The command that gets it.
     pub fn advice(self) -> &'static str {
         match self {
@@ -89,20 +94,26 @@ pub(super) fn open(needed: Needed, folders: &[PathBuf]) -> Option<Found> {
         .iter()
         .flat_map(|folder| needed.files().iter().map(move |file| folder.join(file)))
         .filter(|path| path.exists());
-    here.chain(there).find_map(|path| load(&path).map(|library| Found { library, path }))
+    here.chain(there).find_map(|path| {
+        if let Some(beginning) = needed.opens_by_name() {
+            open_beside(&path, beginning);
+        }
+        load(&path).map(|library| Found { library, path })
+    })
 }
 
-/// Opens the libraries beside one that was found in a folder of the caller's whose names begin so. The vendor's libraries open each
-/// other by name alone: one that is open already is found, wherever it lies.
-pub(super) fn open_beside(found: &Path, beginning: &str) -> Vec<Library> {
-    let folder = found.parent().filter(|folder| !folder.as_os_str().is_empty());
+/// Opens the libraries beside one in a folder of the caller's whose names begin so. The vendor's libraries open each other by name
+/// alone: one that is open already is found, wherever it lies. They stay open until the process ends, because whoever opens the
+/// same library later finds it by its name, too, and relies on them.
+fn open_beside(path: &Path, beginning: &str) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries
         .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(beginning)))
         .map(|entry| entry.path())
         .collect();
     paths.sort();
-    paths.iter().filter_map(|path| load(path)).collect()
+    paths.iter().filter_map(|path| load(path)).for_each(std::mem::forget);
 }
 
 fn load(path: &Path) -> Option<Library> {

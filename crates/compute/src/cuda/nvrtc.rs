@@ -44,21 +44,18 @@ pub(super) struct Nvrtc {
     api: Api,
     version: [c_int; 2],
     path: PathBuf,
-    /// What the compiler opens by name when it first compiles; dropped behind it.
-    _builtins: Vec<libloading::Library>,
 }
 
 impl Nvrtc {
     pub fn open(folders: &[PathBuf]) -> Result<Self> {
         let found = library::open(Needed::Nvrtc, folders)
             .ok_or_else(|| missing(Needed::Nvrtc, "it was not found"))?;
-        let builtins = library::open_beside(&found.path, "libnvrtc-builtins.so");
         let api = Api::load(found.library)
             .map_err(|symbol| missing(Needed::Nvrtc, &format!("the one found has no {symbol}")))?;
         let mut version = [0; 2];
         // SAFETY: the library writes two ints.
         unsafe { (api.nvrtcVersion)(&mut version[0], &mut version[1]) };
-        Ok(Nvrtc { api, version, path: found.path, _builtins: builtins })
+        Ok(Nvrtc { api, version, path: found.path })
     }
 
     /// The version and where it was found, for people.
