@@ -47,6 +47,7 @@ pub fn complete(
             top_k: settings.top_k as usize,
             top_p: settings.top_p as f32,
             seed: settings.seed,
+            ..Sampling::GREEDY
         },
         max_tokens: settings.max_tokens as usize,
         stop: end.into_iter().collect(),

@@ -72,15 +72,17 @@ impl Rule<'_> {
             }
             Kernel::CacheAppend => {
                 self.count(2, 1)?;
-                let (&[b, _, c], &[cache_b, _, cache_c]) = (inputs[0].shape.dims(), outputs[0].shape.dims())
-                else {
+                let (&[b, _, c], &[_, _, cache_c]) = (inputs[0].shape.dims(), outputs[0].shape.dims()) else {
                     return self.ensure(false, "rows and cache must have three dimensions");
                 };
-                self.ensure(
-                    (b, c) == (cache_b, cache_c),
-                    "rows and cache must have the same samples and columns",
-                )?;
-                self.ensure(inputs[1].shape.dims() == [b], "there must be a start per sample")
+                self.ensure(c == cache_c, "rows and cache must have the same columns")?;
+                self.ensure(inputs[1].shape.dims() == [b, 2], "there must be a place per sample")
+            }
+            Kernel::CacheCopy => {
+                self.count(1, 1)?;
+                let is_list = matches!(inputs[0].shape.dims(), [_, 3]);
+                self.ensure(is_list, "a move is a row, another row and a length")?;
+                self.ensure(outputs[0].shape.dims().len() == 3, "the cache must have three dimensions")
             }
             Kernel::AddLayerNorm { eps, bias } => {
                 self.count(3 + usize::from(*bias), 4)?;
@@ -186,7 +188,8 @@ impl Rule<'_> {
         match op {
             Op::Attention(Attention { cached: true, .. }) => {
                 let samples = self.inputs[0].shape.dims()[0];
-                self.ensure(self.inputs[3].shape.elements() == samples, "there must be a start per sample")
+                self.ensure(self.inputs[3].shape.dims() == [samples, 2], "there must be a place per sample")?;
+                self.ensure(self.inputs[1].shape.dims()[0] > 0, "the cache must have a row")
             }
             Op::AttentionGrad(attention) => {
                 let &[b, t, _] = self.inputs[1].shape.dims() else {
@@ -363,6 +366,7 @@ impl Rule<'_> {
                 _ => false,
             },
             Kernel::CacheAppend => index == 1,
+            Kernel::CacheCopy => index == 0,
             Kernel::Average { .. } => index == 2,
             Kernel::HeadLoss(_) => index == 2,
             Kernel::JointAttention(_) => index >= 1,

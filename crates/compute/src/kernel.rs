@@ -29,8 +29,12 @@ pub enum Kernel {
         /// Whether to add to what is there.
         add: bool,
     },
-    /// `(new [B,T,C], starts u32[B]) → cache state [B,S,C]`: rows `starts[b]..starts[b]+T` of each sample.
+    /// `(new [B,T,C], places u32[B,2]) → cache state [R,S,C]`: positions `start..start + T` of the cache's row `row`, where
+    /// (row, start) is the place of the sample. What lies outside of the cache is dropped.
     CacheAppend,
+    /// `(moves u32[N,3]) → cache state [R,S,C]`: for each move (from, to, length) the first positions of one row of the cache
+    /// become those of another. No row that a move writes is named by another one; a row outside of the cache moves nothing.
+    CacheCopy,
     /// Fused: an op all of whose outputs are written into state, without an intermediate value.
     OpInto {
         /// The op.
@@ -189,6 +193,7 @@ impl Kernel {
             Kernel::Cast => "cast",
             Kernel::StateWrite { .. } => "state_write",
             Kernel::CacheAppend => "cache_append",
+            Kernel::CacheCopy => "cache_copy",
             Kernel::AddLayerNorm { .. } => "add_layer_norm",
             Kernel::AddRmsNorm { .. } => "add_rms_norm",
             Kernel::LayerNormGradAdd => "layer_norm_grad_add",
@@ -368,6 +373,7 @@ impl Kernel {
             | Kernel::Cast
             | Kernel::StateWrite { .. }
             | Kernel::CacheAppend
+            | Kernel::CacheCopy
             | Kernel::GlobalNorm
             | Kernel::Guard(_)
             | Kernel::Adam(_)

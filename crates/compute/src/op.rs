@@ -67,7 +67,7 @@ pub enum Op {
     /// The inverse of `Split`.
     Concat,
     /// Softmax of scaled products:
-    /// `(q [B,T,H·D], k [B,S,Hkv·D], v, starts if cached, borders if any) → [B,T,H·D], log-sum-exp [B,H,T]`.
+    /// `(q [B,T,H·D], k [B,S,Hkv·D], v, places if cached, borders if any) → [B,T,H·D], log-sum-exp [B,H,T]`.
     Attention(Attention),
     /// `½x(1 + tanh(√(2/π)(x + 0.044715x³)))`, GPT-2's form.
     Gelu,
@@ -509,7 +509,7 @@ impl Rule<'_> {
             "all heads must have one size",
         )?;
         self.ensure(
-            k.shape == v.shape && kb == b,
+            k.shape == v.shape && (attention.cached || kb == b),
             "keys and values must have one shape and the queries' samples",
         )?;
         self.ensure(attention.cached || s == t, "without a cache there is a key per query")?;

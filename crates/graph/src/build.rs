@@ -99,17 +99,23 @@ impl Graph {
         self.op1(Op::Attention(attention), &inputs)
     }
 
-    /// Appends rows to caches at each sample's own position, then attends over all that they hold.
+    /// Appends rows to caches `[R,S,Hkv·D]` at each sample's own place, then attends over all that its row of them holds. Places
+    /// are `u32[B,2]`: the row of the cache, and the position of the sample's first query.
     pub fn cached_attention(
         &mut self,
         [q, k, v]: [Tensor; 3],
         [k_cache, v_cache]: [Tensor; 2],
-        starts: Tensor,
+        places: Tensor,
         heads: Heads,
     ) -> Result<Tensor> {
-        self.push(Kernel::CacheAppend, vec![k, starts], vec![k_cache]);
-        self.push(Kernel::CacheAppend, vec![v, starts], vec![v_cache]);
-        self.op1(Op::Attention(attention(heads, true)), &[q, k_cache, v_cache, starts])
+        self.push(Kernel::CacheAppend, vec![k, places], vec![k_cache]);
+        self.push(Kernel::CacheAppend, vec![v, places], vec![v_cache]);
+        self.op1(Op::Attention(attention(heads, true)), &[q, k_cache, v_cache, places])
+    }
+
+    /// Copies the first positions of rows of a cache to others; moves are `u32[N,3]`: from, to and how many positions.
+    pub fn cache_copy(&mut self, cache: Tensor, moves: Tensor) {
+        self.push(Kernel::CacheCopy, vec![moves], vec![cache]);
     }
 
     /// GPT-2's smooth step.

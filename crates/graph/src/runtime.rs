@@ -72,10 +72,19 @@ pub struct LaunchTime {
 /// A device and everything a run keeps on it.
 pub struct Runtime {
     device: Box<dyn Device>,
-    states: Vec<(BufferId, DType, usize)>,
+    states: Vec<State>,
     arena: Option<BufferId>,
     arena_bytes: usize,
-    programs: Vec<Program>,
+    /// Forgotten programs leave a gap, because an id is never used twice.
+    programs: Vec<Option<Program>>,
+}
+
+/// A persistent buffer; none once it was given back.
+#[derive(Clone, Copy)]
+struct State {
+    buffer: Option<BufferId>,
+    dtype: DType,
+    len: usize,
 }
 
 struct Program {
@@ -99,8 +108,23 @@ impl Runtime {
     /// Takes the memory of one more state, zero at first.
     pub fn add_state(&mut self, dtype: DType, len: usize) -> Result<StateId> {
         let buffer = self.device.allocate(len * self.device.element_bytes(dtype))?;
-        self.states.push((buffer, dtype, len));
+        self.states.push(State { buffer: Some(buffer), dtype, len });
         Ok(StateId(self.states.len() - 1))
+    }
+
+    /// Gives the memory of a state back. Programs that read it must have been forgotten.
+    pub fn free_state(&mut self, state: StateId) {
+        if let Some(buffer) = self.states[state.0].buffer.take() {
+            self.device.free(buffer);
+        }
+    }
+
+    /// Gives back what a program holds on the device. It can no longer be run.
+    pub fn forget(&mut self, program: ProgramId) {
+        if let Some(program) = self.programs[program.0].take() {
+            self.device.unbind(program.sequence);
+            program.inputs.into_iter().for_each(|inputs| self.device.free(inputs));
+        }
     }
 
     /// The device, for its name and description.
@@ -130,28 +154,28 @@ impl Runtime {
                 return Err(error);
             }
         };
-        self.programs.push(Program { graph, plan, inputs, sequence });
+        self.programs.push(Some(Program { graph, plan, inputs, sequence }));
         Ok(ProgramId(self.programs.len() - 1))
     }
 
     /// The memory plan of a program.
     pub fn plan(&self, program: ProgramId) -> &Plan {
-        &self.programs[program.0].plan
+        &self.program(program).plan
     }
 
     /// How many kernels a run of the program launches.
     pub fn launches(&self, program: ProgramId) -> usize {
-        self.programs[program.0].graph.nodes.len()
+        self.program(program).graph.nodes.len()
     }
 
     /// The kernels that a run of the program launches, in order.
     pub fn kernels(&self, program: ProgramId) -> impl Iterator<Item = &Kernel> {
-        self.programs[program.0].graph.nodes.iter().map(|node| &node.kernel)
+        self.program(program).graph.nodes.iter().map(|node| &node.kernel)
     }
 
     /// Writes an input of a program. It stays until it is written again.
     pub fn write(&mut self, program: ProgramId, input: Tensor, data: HostData<'_>) -> Result<()> {
-        let Program { graph, plan, inputs, .. } = &self.programs[program.0];
+        let Program { graph, plan, inputs, .. } = self.program(program);
         let info = graph.info(input);
         let (Kind::Input { name }, Some(buffer)) = (&info.kind, *inputs) else {
             return Err(Error::NotAnOutput(input.0));
@@ -169,14 +193,16 @@ impl Runtime {
 
     /// Runs a program to its end.
     pub fn run(&mut self, program: ProgramId) -> Result<()> {
-        Ok(self.device.run(self.programs[program.0].sequence)?)
+        let sequence = self.program(program).sequence;
+        Ok(self.device.run(sequence)?)
     }
 
     /// Runs a program to its end and says how long each launch took, and what it had to do at least.
     pub fn profile(&mut self, program: ProgramId) -> Result<Vec<LaunchTime>> {
-        let Program { graph, sequence, .. } = &self.programs[program.0];
-        let mut times = vec![Duration::ZERO; graph.nodes.len()];
-        self.device.run_timed(*sequence, &mut times)?;
+        let Program { graph, sequence, .. } = self.program(program);
+        let (sequence, mut times) = (*sequence, vec![Duration::ZERO; graph.nodes.len()]);
+        self.device.run_timed(sequence, &mut times)?;
+        let Program { graph, .. } = self.program(program);
         let types = |tensors: &[Tensor]| -> Vec<TensorType> {
             tensors.iter().map(|&tensor| graph.info(tensor).of).collect()
         };
@@ -250,14 +276,27 @@ impl Runtime {
     }
 
     fn state_view(&self, state: StateId, range: Range<usize>) -> View {
-        let (buffer, dtype, len) = self.states[state.0];
+        let State { dtype, len, .. } = self.states[state.0];
         assert!(range.end <= len, "elements {range:?} of a state of {len}");
         let offset_bytes = range.start * self.device.element_bytes(dtype);
-        View { buffer, offset_bytes, of: TensorType { shape: Shape::new(&[range.len()]), dtype } }
+        let of = TensorType { shape: Shape::new(&[range.len()]), dtype };
+        View { buffer: self.state_buffer(state), offset_bytes, of }
+    }
+
+    /// # Panics
+    /// When the state was given back.
+    fn state_buffer(&self, state: StateId) -> BufferId {
+        self.states[state.0].buffer.unwrap_or_else(|| panic!("{state:?} was given back"))
+    }
+
+    /// # Panics
+    /// When the program was forgotten.
+    fn program(&self, program: ProgramId) -> &Program {
+        self.programs[program.0].as_ref().unwrap_or_else(|| panic!("{program:?} was forgotten"))
     }
 
     fn kept_view(&self, program: ProgramId, tensor: Tensor) -> Result<View> {
-        let Program { graph, plan, .. } = &self.programs[program.0];
+        let Program { graph, plan, .. } = self.program(program);
         match (graph.kept.contains(&tensor) && graph.is_value(tensor), self.arena) {
             (true, Some(buffer)) => {
                 Ok(View { buffer, offset_bytes: plan.offsets[tensor.0], of: graph.info(tensor).of })
@@ -285,10 +324,13 @@ impl Runtime {
         self.arena = Some(self.device.allocate(bytes)?);
         self.arena_bytes = bytes;
         for index in 0..self.programs.len() {
-            self.device.unbind(self.programs[index].sequence);
-            let Program { graph, plan, inputs, .. } = &self.programs[index];
+            let Some(Program { graph, plan, inputs, sequence }) = &self.programs[index] else { continue };
             let launches = self.launch_list(graph, plan, *inputs);
-            self.programs[index].sequence = self.device.bind(&launches)?;
+            self.device.unbind(*sequence);
+            let sequence = self.device.bind(&launches)?;
+            if let Some(program) = &mut self.programs[index] {
+                program.sequence = sequence;
+            }
         }
         Ok(())
     }
@@ -306,8 +348,8 @@ impl Runtime {
                 Kind::Input { .. } => (inputs, planned),
                 Kind::Value => (self.arena, planned),
                 Kind::State { state, offset } => {
-                    let (buffer, dtype, _) = self.states[state.0];
-                    (Some(buffer), offset * self.device.element_bytes(dtype))
+                    let bytes = self.device.element_bytes(self.states[state.0].dtype);
+                    (Some(self.state_buffer(*state)), offset * bytes)
                 }
             };
             // A program with inputs has an input buffer and one with values an arena: both are made before binding.

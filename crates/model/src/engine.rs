@@ -10,7 +10,7 @@ use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
     error::{Error, Result},
     evaluation::EvaluationSet,
-    generate::Generator,
+    generate::Caches,
     objective::Objective,
 };
 
@@ -28,7 +28,7 @@ pub struct Engine {
     show_average: Option<ProgramId>,
     /// Whether the working copy is that of the average now.
     copy_is_average: bool,
-    pub(crate) generator: Option<Generator>,
+    pub(crate) caches: Option<Caches>,
     evaluation: Option<EvaluationProgram>,
 }
 
@@ -102,7 +102,7 @@ impl Engine {
             refresh,
             show_average: None,
             copy_is_average: false,
-            generator: None,
+            caches: None,
             evaluation: None,
         };
         let constants = engine.model.constants();

@@ -48,10 +48,13 @@ pub use config::{Architecture, Mlp, ModelConfig, RopeScaling};
 pub use engine::{Engine, Evaluation};
 pub use error::{Error, Result};
 pub use evaluation::EvaluationSet;
-pub use generate::{Finish, GenerateOptions, Generated, window_start};
+pub use generate::{
+    Finish, GenerateOptions, Generated, Generator, GeneratorCounts, GeneratorOptions, Refill, Request,
+    RequestId, Token, Window,
+};
 pub use ironmill_compute::Verdict;
 pub use objective::Objective;
-pub use sampling::Sampling;
+pub use sampling::{LogProbability, Place, Sampler, Sampling};
 pub use train::{
     Alarm, Batch, Betas, Decay, Fault, GuardOptions, GuardState, KernelTime, LossScale, MemoryPlan,
     OptimizerOptions, ParameterGroup, PartNorms, Plateau, Schedule, StepParts, StepProfile, StepReport,

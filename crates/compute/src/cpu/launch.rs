@@ -56,6 +56,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         Kernel::Cast
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
+        | Kernel::CacheCopy
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
@@ -82,7 +83,8 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::OpInto { op, add } => return run_op(context, op, operands, *add),
         Kernel::Cast => rows::pointwise::write(context, operands, false),
         Kernel::StateWrite { add } => rows::pointwise::write(context, operands, *add),
-        Kernel::CacheAppend => rows::copy::cache_append(context, operands),
+        Kernel::CacheAppend => rows::copy::cache_append(operands),
+        Kernel::CacheCopy => rows::copy::cache_copy(operands),
         Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
         Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),
         Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),

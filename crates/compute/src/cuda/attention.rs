@@ -69,6 +69,8 @@ struct Heads {
     batch: usize,
     queries: usize,
     keys: usize,
+    /// Rows of keys and values: one a sample, or those of a cache.
+    key_rows: usize,
     size: usize,
     /// Elements from one position's queries to the next.
     q_stride: usize,
@@ -79,13 +81,15 @@ struct Heads {
 impl Heads {
     /// Of queries [B,T,H·D] and keys [B,S,Hkv·D].
     fn apart(attention: &Attention, q: &View, k: &View, name: &'static str) -> Result<Self> {
-        let (&[batch, queries, q_stride], &[_, keys, kv_stride]) = (q.of.shape.dims(), k.of.shape.dims())
+        let (&[batch, queries, q_stride], &[key_rows, keys, kv_stride]) =
+            (q.of.shape.dims(), k.of.shape.dims())
         else {
             unreachable!("checked at bind")
         };
         let size = q_stride / attention.heads;
         let real = q.of.dtype;
-        Heads { attention: *attention, real, batch, queries, keys, size, q_stride, kv_stride }.checked(name)
+        Heads { attention: *attention, real, batch, queries, keys, key_rows, size, q_stride, kv_stride }
+            .checked(name)
     }
 
     /// Of queries, keys and values side by side: [B,T,(H + 2·Hkv)·D].
@@ -97,6 +101,7 @@ impl Heads {
             batch,
             queries,
             keys: queries,
+            key_rows: batch,
             size: columns / (attention.heads + 2 * attention.kv_heads),
             q_stride: columns,
             kv_stride: columns,
@@ -259,7 +264,7 @@ impl Tiles {
     }
 }
 
-/// `[inputs, outputs]` are all operands; `extras` those behind queries, keys and values: starts, then borders.
+/// `[inputs, outputs]` are all operands; `extras` those behind queries, keys and values: places, then borders.
 fn forward(
     builder: &mut Builder<'_>,
     heads: &Heads,
@@ -273,17 +278,18 @@ fn forward(
     let attention = &heads.attention;
     let defines = heads.defines(inputs.iter().chain(outputs));
     let [out, log_sum_exp] = [&outputs[0], &outputs[1]].map(|view| builder.pointer(view));
-    let starts = if attention.cached { builder.pointer(&extras[0]) } else { Arg::Pointer(0) };
+    let places = if attention.cached { builder.pointer(&extras[0]) } else { Arg::Pointer(0) };
     if heads.suits_warpgroups(builder, inputs.iter().chain(outputs)) {
         return warpgroups_forward(builder, heads, [q, k, v], [out, log_sum_exp]);
     }
     if attention.cached && heads.queries == 1 {
-        return decode(builder, heads, &defines, [q, k, v, out, log_sum_exp, starts]);
+        return decode(builder, heads, &defines, [q, k, v, out, log_sum_exp, places]);
     }
     let [ranges, spreads] = ranges(builder, heads, &defines, extras.last())?;
     let tiles = Tiles::forward(heads);
     let grid = heads.grid(heads.queries.div_ceil(tiles.own), attention.heads, THREADS, tiles.shared_bytes);
-    let mut arguments = vec![q, k, v, out, log_sum_exp, starts, ranges, spreads];
+    let rows = Arg::from(heads.key_rows);
+    let mut arguments = vec![q, k, v, out, log_sum_exp, places, rows, ranges, spreads];
     arguments.extend(heads.constants());
     builder.kernel(heads.source(), "attention_forward", heads.real, &defines, grid, &arguments)
 }
@@ -302,7 +308,8 @@ fn decode(
     let kv_heads = heads.attention.kv_heads;
     let grid = heads.grid(heads.group().div_ceil(group), kv_heads, DECODE_THREADS, 0);
     let mut arguments = operands.to_vec();
-    arguments.extend([heads.keys, heads.attention.heads, heads.group(), heads.size].map(Arg::from));
+    arguments.extend([heads.key_rows, heads.keys, heads.attention.heads].map(Arg::from));
+    arguments.extend([heads.group(), heads.size].map(Arg::from));
     arguments.extend([heads.q_stride, heads.kv_stride].map(Arg::from));
     arguments.extend([heads.window(), heads.scale()]);
     builder.kernel(Source::AttentionDecode, "attention_decode", heads.real, &settings, grid, &arguments)

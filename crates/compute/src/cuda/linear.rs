@@ -101,6 +101,7 @@ pub(super) fn add(
         Kernel::Cast
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
+        | Kernel::CacheCopy
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd

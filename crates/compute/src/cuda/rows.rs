@@ -52,6 +52,7 @@ pub(super) fn add(
         Kernel::Cast => copy::convert(builder, launch, false)?,
         Kernel::StateWrite { add } => copy::convert(builder, launch, *add)?,
         Kernel::CacheAppend => copy::cache_append(builder, launch)?,
+        Kernel::CacheCopy => copy::cache_copy(builder, launch)?,
         Kernel::AddLayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, true)?,
         Kernel::AddRmsNorm { eps } => norm::rms_norm(builder, launch, *eps, true)?,
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,

@@ -22,8 +22,9 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Which keys a query may see.
     pub mask: Mask,
-    /// Whether keys and values are a cache: then an operand `starts u32[B]` gives the position of each sample's first
-    /// query, and keys past a query's own position are never read.
+    /// Whether keys and values are a cache [R,S,Hkv·D]: then an operand `places u32[B,2]` gives for each sample the row of the
+    /// cache that it reads (the last one, if there is none of that number) and the position of its first query. Keys past a
+    /// query's own position are never read.
     pub cached: bool,
     /// Whether samples hold several documents: then an operand `borders u32[B,T]` gives the index of the first position
     /// of each position's document, and a query sees only keys of its own document.

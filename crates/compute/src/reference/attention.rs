@@ -11,6 +11,8 @@ struct Heads {
     head_dim: usize,
     queries: usize,
     keys: usize,
+    /// Rows of keys and values: one a sample, or those of a cache.
+    rows: usize,
 }
 
 impl Heads {
@@ -20,6 +22,7 @@ impl Heads {
             head_dim: q.columns() / attention.heads,
             queries: q.shape.dims()[1],
             keys: k.shape.dims()[1],
+            rows: k.shape.dims()[0],
         }
     }
 
@@ -31,9 +34,9 @@ impl Heads {
         ((b * self.queries + t) * self.attention.heads + h) * self.head_dim
     }
 
-    fn key(&self, b: usize, h: usize, s: usize) -> usize {
+    fn key(&self, row: usize, h: usize, s: usize) -> usize {
         let kv_head = h * self.attention.kv_heads / self.attention.heads;
-        ((b * self.keys + s) * self.attention.kv_heads + kv_head) * self.head_dim
+        ((row * self.keys + s) * self.attention.kv_heads + kv_head) * self.head_dim
     }
 
     fn statistic(&self, b: usize, h: usize, t: usize) -> usize {
@@ -63,20 +66,23 @@ pub(super) fn attention(
     let borders = attention.borders.then(|| inputs[inputs.len() - 1]);
     outputs[0].data.fill(0.0);
     for b in 0..q.shape.dims()[0] {
-        let start = if attention.cached { inputs[3].index(b) } else { 0 };
+        let (row, start) = match attention.cached {
+            true => (inputs[3].index(2 * b).min(heads.rows - 1), inputs[3].index(2 * b + 1)),
+            false => (b, 0),
+        };
         for h in 0..attention.heads {
             for t in 0..heads.queries {
                 let query = heads.query(b, h, t);
                 let visible = heads.visible(start, t, b, borders);
                 let scores: Vec<f64> = visible
                     .clone()
-                    .map(|s| heads.score(factor, &q.data[query..], &k.data[heads.key(b, h, s)..]))
+                    .map(|s| heads.score(factor, &q.data[query..], &k.data[heads.key(row, h, s)..]))
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let log_sum_exp = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
                 for (s, score) in visible.zip(scores) {
                     let probability = (score - log_sum_exp).exp();
-                    let value = heads.key(b, h, s);
+                    let value = heads.key(row, h, s);
                     for d in 0..heads.head_dim {
                         outputs[0].data[query + d] += factor(probability) * factor(v.data[value + d]);
                     }

@@ -107,8 +107,10 @@ impl Reference {
     fn check(&self, launch: &Launch) -> Result<()> {
         let fail = |detail: String| Err(Error::Binding { kernel: launch.kernel.name(), detail });
         // Ops check their operands when they run.
-        if matches!(launch.kernel, Kernel::Adam(_) | Kernel::Sgd(_) | Kernel::Guard(_) | Kernel::CacheAppend)
-        {
+        if matches!(
+            launch.kernel,
+            Kernel::Adam(_) | Kernel::Sgd(_) | Kernel::Guard(_) | Kernel::CacheAppend | Kernel::CacheCopy
+        ) {
             check::shapes(launch)?;
         }
         for view in launch.inputs.iter().chain(&launch.outputs) {
@@ -137,6 +139,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
             }
         }
         Kernel::CacheAppend => update::cache_append(inputs, outputs),
+        Kernel::CacheCopy => update::cache_copy(inputs, outputs),
         Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),

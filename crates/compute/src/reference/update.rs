@@ -6,14 +6,29 @@ use crate::kernel::{
 };
 
 pub(super) fn cache_append(inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    let (new, starts) = (inputs[0], inputs[1]);
+    let (new, places) = (inputs[0], inputs[1]);
     let [_, positions, columns] = *new.shape.dims() else { unreachable!("checked at bind") };
-    let capacity = outputs[0].shape.dims()[1];
-    for (b, rows) in new.data.chunks_exact(positions * columns).enumerate() {
+    let (rows, capacity) = (outputs[0].shape.dims()[0], outputs[0].shape.dims()[1]);
+    for (b, new) in new.data.chunks_exact(positions * columns).enumerate() {
         // Padding behind a short row may reach past the cache's end; nothing ever reads it.
-        let start = starts.index(b).min(capacity);
-        let kept = positions.min(capacity - start) * columns;
-        outputs[0].data[(b * capacity + start) * columns..][..kept].copy_from_slice(&rows[..kept]);
+        let (row, start) = (places.index(2 * b), places.index(2 * b + 1).min(capacity));
+        if row < rows {
+            let kept = positions.min(capacity - start) * columns;
+            outputs[0].data[(row * capacity + start) * columns..][..kept].copy_from_slice(&new[..kept]);
+        }
+    }
+}
+
+pub(super) fn cache_copy(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let moves = inputs[0];
+    let [rows, capacity, columns] = *outputs[0].shape.dims() else { unreachable!("checked at bind") };
+    for index in 0..moves.shape.dims()[0] {
+        let [from, to, length] = [0, 1, 2].map(|part| moves.index(3 * index + part));
+        if from < rows && to < rows {
+            let first = from * capacity * columns;
+            let source = first..first + length.min(capacity) * columns;
+            outputs[0].data.copy_within(source, to * capacity * columns);
+        }
     }
 }
 

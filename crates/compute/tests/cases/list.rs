@@ -328,8 +328,11 @@ fn attentions(cases: &mut Vec<Case>) {
             let attention = Attention { cached: true, window, products, ..plain };
             for (new, s) in [(1, t + 3), (t, t + 70), (t, t)] {
                 let (q, kv) = (random(&[b, new, heads * d], 7), [b, s, kv_heads * d]);
-                let starts = indices(&[b], (0..b).map(|b| ((s - new) / (b + 1)) as u32).collect());
-                let inputs = vec![q, random(&kv, 8), random(&kv, 9), starts];
+                // One row of the cache more than there are samples, which take them from the last on.
+                let kv = [b + 1, kv[1], kv[2]];
+                let place = |sample: usize| [(b - sample) as u32, ((s - new) / (sample + 1)) as u32];
+                let places = indices(&[b, 2], (0..b).flat_map(place).collect());
+                let inputs = vec![q, random(&kv, 8), random(&kv, 9), places];
                 cases.push(op(Op::Attention(attention), inputs, s));
             }
         }
@@ -454,9 +457,11 @@ fn states(cases: &mut Vec<Case>) {
             terms: 1,
         });
     }
-    // The last sample's rows reach past the end of the cache.
-    let inputs = vec![random(&[3, 4, 5], 1), indices(&[3], vec![0, 3, 7])];
-    cases.push(Case { kernel: Kernel::CacheAppend, inputs, outputs: vec![random(&[3, 9, 5], 2)], terms: 1 });
+    // One sample's rows reach past the end of the cache, another has a row that there is not.
+    let inputs = vec![random(&[4, 4, 5], 1), indices(&[4, 2], vec![3, 0, 0, 3, 1, 7, 9, 0])];
+    cases.push(Case { kernel: Kernel::CacheAppend, inputs, outputs: vec![random(&[4, 9, 5], 2)], terms: 1 });
+    let inputs = vec![indices(&[4, 3], vec![0, 2, 4, 0, 1, 99, 5, 3, 1, 4, 3, 0])];
+    cases.push(Case { kernel: Kernel::CacheCopy, inputs, outputs: vec![random(&[5, 9, 6], 2)], terms: 1 });
 
     let range = |start, len, weight_decay, rate| UpdateRange { start, len, weight_decay, rate };
     for (n, ranges) in [

@@ -245,7 +245,7 @@ fn roundings(kernel: &Kernel) -> f64 {
             Op::Gelu | Op::GeluGrad | Op::GeluErf | Op::GeluErfGrad => 4.0,
             Op::SiluGate | Op::SiluGateGrad | Op::CrossEntropyGrad(_) => 4.0,
         },
-        Kernel::Cast | Kernel::CacheAppend => 0.0,
+        Kernel::Cast | Kernel::CacheAppend | Kernel::CacheCopy => 0.0,
         Kernel::StateWrite { .. } | Kernel::GlobalNorm => 1.0,
         Kernel::AddLayerNorm { .. } | Kernel::AddRmsNorm { .. } | Kernel::JointAttention(_) => 1.0,
         Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd | Kernel::JointAttentionGrad(_) => 4.0,
@@ -293,7 +293,10 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::ScaledProduct { .. } => (&[0, 1, 2, 3], &[]),
         Kernel::HeadLoss(head) if head.d_input => (&[3, 4], &[0, 3]),
         Kernel::HeadLoss(_) => (&[3, 4], &[0, 2]),
-        Kernel::CacheAppend | Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => (&[], &[]),
+        Kernel::CacheAppend
+        | Kernel::CacheCopy
+        | Kernel::LinearGelu { .. }
+        | Kernel::LinearGradGelu { .. } => (&[], &[]),
         Kernel::GlobalNorm
         | Kernel::Guard(_)
         | Kernel::Adam(_)

@@ -118,8 +118,8 @@ impl Story {
             let caches = caches
                 .map(|cache| g.state(cache, 0, TensorType::new(&[rows, capacity, kv_columns], DType::F32)));
             let qkv = self.columns().map(|columns| g.input("qkv", &[rows, chunk, columns], DType::F32));
-            let starts = g.input("starts", &[rows], DType::U32);
-            let out = g.cached_attention(qkv, caches, starts, self.heads()).unwrap();
+            let places = g.input("places", &[rows, 2], DType::U32);
+            let out = g.cached_attention(qkv, caches, places, self.heads()).unwrap();
             g.keep(out);
             let program = runtime.compile(g, &Passes::ALL).unwrap();
 
@@ -132,8 +132,13 @@ impl Story {
                 }
                 runtime.write(program, qkv[which], HostData::F64(&values)).unwrap();
             }
-            let start_words: Vec<u32> = done.iter().map(|&start| start as u32).collect();
-            runtime.write(program, starts, HostData::U32(&start_words)).unwrap();
+            // Samples take the cache's rows from the last to the first.
+            let places_of: Vec<u32> = done
+                .iter()
+                .zip((0..rows).rev())
+                .flat_map(|(&start, row)| [row as u32, start as u32])
+                .collect();
+            runtime.write(program, places, HostData::U32(&places_of)).unwrap();
             runtime.run(program).unwrap();
             let values = runtime.read_f64(program, out).unwrap();
             for row in 0..rows {

@@ -194,10 +194,10 @@ fn attention_over_a_cache_has_no_gradient() {
     let mut g = Graph::new();
     let caches = caches.map(|cache| g.state(cache, 0, TensorType::new(&[1, 8, 4], DType::F32)));
     let qkv = ["q", "k", "v"].map(|name| g.input(name, &[1, 2, 4], DType::F32));
-    let starts = g.input("starts", &[1], DType::U32);
+    let places = g.input("places", &[1, 2], DType::U32);
     let seed = g.input("seed", &[1, 2, 4], DType::F32);
     let heads = Heads { queries: 2, keys: 2, mask: Mask::Causal, window: 0 };
-    let out = g.cached_attention(qkv, caches, starts, heads).unwrap();
+    let out = g.cached_attention(qkv, caches, places, heads).unwrap();
     assert_refused(g.gradients(&[(out, seed)], &qkv).unwrap_err(), "attention");
 }
 

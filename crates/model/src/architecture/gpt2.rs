@@ -95,7 +95,7 @@ impl Block {
         let qkv = [qkv[0], qkv[1], qkv[2]];
         let a = match attend {
             Attend::Whole { borders, .. } => g.attention(qkv, borders, heads)?,
-            Attend::Cached { caches, starts } => g.cached_attention(qkv, caches[index], starts, heads)?,
+            Attend::Cached { caches, places } => g.cached_attention(qkv, caches[index], places, heads)?,
         };
         let a = model.linear(g, a, self.projection)?;
         let a = model.dropout(g, a, attend)?;

@@ -130,8 +130,8 @@ impl Block {
         let [q, k, v] = self.queries_keys_values(g, model, h, tokens)?;
         let a = match tokens.attend {
             Attend::Whole { borders, .. } => g.attention([q, k, v], borders, heads)?,
-            Attend::Cached { caches, starts } => {
-                g.cached_attention([q, k, v], caches[index], starts, heads)?
+            Attend::Cached { caches, places } => {
+                g.cached_attention([q, k, v], caches[index], places, heads)?
             }
         };
         let a = model.linear(g, a, self.projection)?;

@@ -94,12 +94,12 @@ pub enum Attend<'a> {
         /// Where dropout draws from; none turns it off.
         randomness: Option<Randomness>,
     },
-    /// Positions continue what the caches hold: a key and a value cache for each block, and each sample's length so far.
+    /// Positions continue what the caches hold: a key and a value cache for each block, and each sample's place in them.
     Cached {
-        /// Key and value cache of each block: `[B, S, Hkv·D]`.
+        /// Key and value cache of each block: `[R, S, Hkv·D]`.
         caches: &'a [[Tensor; 2]],
-        /// The length of each sample so far: `u32[B]`.
-        starts: Tensor,
+        /// Each sample's row of the caches, and its length so far: `u32[B,2]`.
+        places: Tensor,
     },
 }
 

@@ -2,7 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use ironmill_model::{Architecture, Engine, Finish, GenerateOptions, Generated, Sampling, window_start};
+use ironmill_model::{
+    Architecture, Engine, Finish, GenerateOptions, Generated, Place, Sampler, Sampling, Window,
+};
 
 use crate::{backends, causal_kinds, model, tiny};
 
@@ -27,11 +29,13 @@ fn generate(engine: &mut Engine, prompts: &[Vec<u32>], options: &GenerateOptions
 /// Recomputes the whole window for every token.
 fn oracle(engine: &mut Engine, prompt: &[u32], options: &GenerateOptions, sample: u32) -> Vec<u32> {
     let context = engine.model().config().context;
-    let (mut tokens, mut start) = (prompt.to_vec(), 0);
+    let (mut tokens, mut window) = (prompt.to_vec(), Window::new(0, context));
     while tokens.len() - prompt.len() < options.max_tokens {
-        start = window_start(tokens.len(), start, context);
-        let logits = engine.next_logits(&tokens[start..]).unwrap();
-        tokens.push(options.sampling.choose(&logits, sample, tokens.len() as u32));
+        window.follow(tokens.len());
+        let logits = engine.next_logits(&window.of(&tokens)).unwrap();
+        let place = Place { tokens: &tokens, prompt: prompt.len(), sample, barred: &[] };
+        let id = Sampler::default().choose(&options.sampling, &logits, place);
+        tokens.push(id);
         if options.stop.contains(&tokens[tokens.len() - 1]) {
             break;
         }
@@ -61,15 +65,15 @@ fn cached_greedy_generation_equals_the_uncached_oracle_token_for_token() {
 
 #[test]
 fn sampled_generation_equals_the_oracle_and_repeats_with_the_seed() {
-    let sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.9, seed: 4 };
-    let options = GenerateOptions { sampling, max_tokens: 20, stop: vec![] };
+    let sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.9, seed: 4, ..Sampling::GREEDY };
+    let options = GenerateOptions { sampling: sampling.clone(), max_tokens: 20, stop: vec![] };
     for mut engine in engines() {
         let first = generate(&mut engine, &prompts(), &options);
         assert_eq!(first, generate(&mut engine, &prompts(), &options));
         for (index, prompt) in prompts().iter().enumerate() {
             assert_eq!(first[index].ids, oracle(&mut engine, prompt, &options, index as u32));
         }
-        let other = GenerateOptions { sampling: Sampling { seed: 5, ..sampling }, ..options.clone() };
+        let other = GenerateOptions { sampling: Sampling { seed: 5, ..sampling.clone() }, ..options.clone() };
         assert_ne!(first, generate(&mut engine, &prompts(), &other));
     }
 }

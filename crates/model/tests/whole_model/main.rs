@@ -4,6 +4,7 @@
 
 mod card;
 mod generation;
+mod generator;
 mod golden;
 mod gradients;
 mod guard;

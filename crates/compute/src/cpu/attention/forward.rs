@@ -25,13 +25,13 @@ pub(in super::super) fn needs(simd: Simd, sizes: Sizes) -> Needs {
     Needs { scratch: packed + Packed::rows(simd, products) * keys, ..Needs::default() }
 }
 
-/// The operands are (q, k, v) or all three in one, then starts and borders where there are any.
+/// The operands are (q, k, v) or all three in one, then places and borders where there are any.
 pub(in super::super) fn attention(context: &mut Context<'_>, operands: &mut Operands<'_>, sizes: Sizes) {
     let simd = context.simd;
     let Sizes { batch, queries, head_dim, attention, .. } = sizes;
     let own = if sizes.is_joint { 1 } else { 3 };
     let [q, k, v] = if sizes.is_joint { [0, 0, 0] } else { [0, 1, 2] }.map(|index| operands.input(index));
-    let starts = attention.cached.then(|| operands.indices(own));
+    let places = attention.cached.then(|| operands.indices(own));
     let borders = attention.borders.then(|| operands.indices(own + usize::from(attention.cached)));
     // Both grids number their tiles by sample, head and chunk.
     let size = [batch, queries, attention.heads * head_dim];
@@ -40,11 +40,11 @@ pub(in super::super) fn attention(context: &mut Context<'_>, operands: &mut Oper
     for_tiles(context.pool, [out, statistics], |[mut out, mut log_sum_exp], scratch| {
         let (b, h) = (out.matrix, out.column / head_dim);
         let kv_head = h / sizes.group();
-        let start = starts.map_or(0, |starts| starts[b] as usize);
+        let (row, start) = sizes.place_of(places, b);
         let borders = sizes.borders_of(borders, b);
         let keys = sizes.visible_to(start, out.row_range(), borders);
-        let k = sizes.head(k, Part::Keys, (b, kv_head), keys.clone());
-        let v = sizes.head(v, Part::Values, (b, kv_head), keys.clone());
+        let k = sizes.head(k, Part::Keys, (row, kv_head), keys.clone());
+        let v = sizes.head(v, Part::Values, (row, kv_head), keys.clone());
         let (k, scratch) = Packed::new(simd, attention.products, k.transposed(), scratch);
         let (v, scratch) = Packed::new(simd, attention.products, v, scratch);
 

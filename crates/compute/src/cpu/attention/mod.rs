@@ -21,6 +21,8 @@ pub(super) struct Sizes {
     batch: usize,
     queries: usize,
     keys: usize,
+    /// Rows of keys and values: one a sample, or those of a cache.
+    key_rows: usize,
     head_dim: usize,
     attention: Attention,
     /// Whether queries, keys and values are columns of one tensor.
@@ -38,18 +40,26 @@ enum Part {
 impl Sizes {
     /// Of queries [B,T,H·D] and keys [B,S,Hkv·D].
     pub fn apart(attention: &Attention, q: Shape, k: Shape) -> Self {
-        let (&[batch, queries, columns], &[_, keys, _]) = (q.dims(), k.dims()) else {
+        let (&[batch, queries, columns], &[key_rows, keys, _]) = (q.dims(), k.dims()) else {
             unreachable!("checked at bind")
         };
         let head_dim = columns / attention.heads;
-        Sizes { batch, queries, keys, head_dim, attention: *attention, is_joint: false }
+        Sizes { batch, queries, keys, key_rows, head_dim, attention: *attention, is_joint: false }
     }
 
     /// Of queries, keys and values side by side: [B,T,(H + 2·Hkv)·D].
     pub fn joint(attention: &Attention, qkv: Shape) -> Self {
         let &[batch, queries, columns] = qkv.dims() else { unreachable!("checked at bind") };
         let head_dim = columns / (attention.heads + 2 * attention.kv_heads);
-        Sizes { batch, queries, keys: queries, head_dim, attention: *attention, is_joint: true }
+        Sizes {
+            batch,
+            queries,
+            keys: queries,
+            key_rows: batch,
+            head_dim,
+            attention: *attention,
+            is_joint: true,
+        }
     }
 
     fn scale(&self) -> f32 {
@@ -82,6 +92,13 @@ impl Sizes {
     /// The borders of one sample, if there are any.
     fn borders_of<'a>(&self, borders: Option<&'a [u32]>, b: usize) -> Option<&'a [u32]> {
         borders.map(|borders| &borders[b * self.queries..][..self.queries])
+    }
+
+    /// The row of keys and values that a sample reads, and the position of its first query.
+    fn place_of(&self, places: Option<&[u32]>, b: usize) -> (usize, usize) {
+        places.map_or((b, 0), |places| {
+            ((places[2 * b] as usize).min(self.key_rows - 1), places[2 * b + 1] as usize)
+        })
     }
 
     /// Some rows of one head of the queries, keys or values.

@@ -46,19 +46,35 @@ pub(in super::super) fn concat(context: &mut Context<'_>, operands: &mut Operand
 }
 
 /// Padding behind a short sample may reach past the cache's end; nothing ever reads it, so it is dropped.
-pub(in super::super) fn cache_append(context: &mut Context<'_>, operands: &mut Operands<'_>) {
-    let (new, starts) = (operands.input(0), operands.indices(1));
+pub(in super::super) fn cache_append(operands: &mut Operands<'_>) {
+    let (new, places) = (operands.input(0), operands.indices(1));
     let (new_type, cache_type) = (operands.input_type(0), operands.output_type(0));
-    let (&[batch, positions, columns], &[_, capacity, _]) = (new_type.shape.dims(), cache_type.shape.dims())
+    let (&[_, positions, columns], &[rows, capacity, _]) = (new_type.shape.dims(), cache_type.shape.dims())
     else {
         unreachable!("checked at bind")
     };
-    let size = [batch, capacity, columns];
-    for_tiles(context.pool, [Grid::new(operands.output(0), size, [capacity, columns])], |[cache], _| {
-        let b = cache.matrix;
-        let start = (starts[b] as usize).min(capacity);
-        let kept = positions.min(capacity - start) * columns;
-        let rows = &new[b * positions * columns..][..kept];
-        cache.into_slice()[start * columns..][..kept].copy_from_slice(rows);
-    });
+    let cache = operands.output(0);
+    for (new, place) in new.chunks_exact((positions * columns).max(1)).zip(places.chunks_exact(2)) {
+        let (row, start) = (place[0] as usize, (place[1] as usize).min(capacity));
+        if row < rows {
+            let kept = positions.min(capacity - start) * columns;
+            cache[(row * capacity + start) * columns..][..kept].copy_from_slice(&new[..kept]);
+        }
+    }
+}
+
+pub(in super::super) fn cache_copy(operands: &mut Operands<'_>) {
+    let moves = operands.indices(0);
+    let &[rows, capacity, columns] = operands.output_type(0).shape.dims() else {
+        unreachable!("checked at bind")
+    };
+    let cache = operands.output(0);
+    for moved in moves.chunks_exact(3) {
+        let [from, to, length] = [0, 1, 2].map(|part| moved[part] as usize);
+        if from < rows && to < rows {
+            let first = from * capacity * columns;
+            let source = first..first + length.min(capacity) * columns;
+            cache.copy_within(source, to * capacity * columns);
+        }
+    }
 }

@@ -239,8 +239,8 @@ constexpr int FORWARD_KEYS = HEAD <= 64 ? 64 : 32;
 constexpr bool FORWARD_HELD = HEAD <= 64;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-attention_forward(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* starts,
-                  const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads, u32 group, u32 size,
+attention_forward(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* places,
+                  u32 rows_of_keys, const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads, u32 group, u32 size,
                   u32 q_stride, u32 kv_stride, u32 causal, u32 window, float scale) {
     constexpr int M = FORWARD_M, N = FORWARD_KEYS / 8, TILE = FORWARD_KEYS * ROW_BYTES;
     extern __shared__ uint4 memory[];
@@ -253,7 +253,7 @@ attention_forward(const real* q, const real* k, const real* v, real* out, float*
     const Rows rows(lane);
     const Columns columns(lane);
 
-    Sight sight = sight_of(b, queries, keys, window, causal, starts, ranges, spreads);
+    Sight sight = sight_of(b, queries, keys, window, causal, places, ranges, spreads);
     Spread all = seen_by_all(sight, first_query, least(first_query + FORWARD_QUERIES, (int)queries));
     int own_query = least(first_query + row, last);
     Spread own = seen_by_all(sight, own_query, least(own_query + 16 * M, (int)queries));
@@ -267,8 +267,9 @@ attention_forward(const real* q, const real* k, const real* v, real* out, float*
     }
 
     q += (u64)b * queries * q_stride + h * size;
-    k += (u64)b * keys * kv_stride + h / group * size;
-    v += (u64)b * keys * kv_stride + h / group * size;
+    const u64 key_place = key_row(b, places, rows_of_keys) * keys * kv_stride + h / group * size;
+    k += key_place;
+    v += key_place;
     int tile = all.least_first / FORWARD_KEYS, tiles = (all.most_end + FORWARD_KEYS - 1) / FORWARD_KEYS;
     auto load_keys = [&](int tile) {
         u32 to = kv_tiles + (tile & 1) * 2 * TILE;

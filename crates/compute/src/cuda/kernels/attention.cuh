@@ -78,16 +78,23 @@ __device__ __forceinline__ Spread seen_by_all(const Sight& sight, int t, int unt
 }
 
 // The rule for sample b. A position is at most a quarter of the range, so that sums of two stay inside it.
-__device__ __forceinline__ Sight sight_of(u32 b, u32 queries, u32 keys, u32 window, u32 causal, const u32* starts,
+__device__ __forceinline__ Sight sight_of(u32 b, u32 queries, u32 keys, u32 window, u32 causal, const u32* places,
                                           const int2* ranges, const int4* spreads) {
     Sight sight;
     sight.keys = (int)keys;
     sight.window = (int)window;
-    sight.start = starts ? least((int)(starts[b] & 0x7fffffffu), 0x1fffffff) : 0;
+    sight.start = places ? least((int)(places[2 * b + 1] & 0x7fffffffu), 0x1fffffff) : 0;
     sight.causal = causal != 0;
     sight.ranges = ranges ? ranges + (u64)b * queries : nullptr;
     sight.spreads = ranges ? spreads + (u64)b * ((queries + RANGE_BLOCK - 1) / RANGE_BLOCK) : nullptr;
     return sight;
+}
+
+// The row of keys and values that sample b reads: its own, or one of a cache of `rows`.
+__device__ __forceinline__ u64 key_row(u32 b, const u32* places, u32 rows) {
+    if (!places) return b;
+    const u32 row = places[2 * b];
+    return row < rows ? row : rows - 1;
 }
 
 __device__ __forceinline__ float four_lanes_max(float x) {

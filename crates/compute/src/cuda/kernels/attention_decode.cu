@@ -58,17 +58,18 @@ __device__ __forceinline__ float shrink_to(float before, float now) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_decode(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* starts,
-                 u32 keys, u32 heads, u32 group, u32 size, u32 q_stride, u32 kv_stride, u32 window, float scale) {
+attention_decode(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* places,
+                 u32 rows, u32 keys, u32 heads, u32 group, u32 size, u32 q_stride, u32 kv_stride, u32 window, float scale) {
     __shared__ float shared_sums[WARPS][GROUP][HEAD], shared_max[WARPS][GROUP], shared_total[WARPS][GROUP];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = threadIdx.x / TEAM;
     int column = threadIdx.x % TEAM * SHARE;
     u32 b = blockIdx.z, kv_head = blockIdx.y;
     u32 first_head = kv_head * group + blockIdx.x * GROUP, end_head = (kv_head + 1) * group;
-    Range seen = seen_by(sight_of(b, 1, keys, window, 1, starts, nullptr, nullptr), 0);
+    Range seen = seen_by(sight_of(b, 1, keys, window, 1, places, nullptr, nullptr), 0);
 
-    k += (u64)b * keys * kv_stride + kv_head * size;
-    v += (u64)b * keys * kv_stride + kv_head * size;
+    const u64 row = key_row(b, places, rows);
+    k += row * keys * kv_stride + kv_head * size;
+    v += row * keys * kv_stride + kv_head * size;
     float query[GROUP][SHARE], sums[GROUP][SHARE], max[GROUP], total[GROUP];
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {

@@ -101,8 +101,8 @@ __device__ __forceinline__ void clear(float (&sums)[OWN][COLUMNS]) {
 
 // A block per (32 queries, head, sample). Shared memory: queries, keys, values, probabilities.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_forward(const float* q, const float* k, const float* v, float* out, float* log_sum_exp, const u32* starts,
-                  const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads, u32 group, u32 size,
+attention_forward(const float* q, const float* k, const float* v, float* out, float* log_sum_exp, const u32* places,
+                  u32 rows_of_keys, const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads, u32 group, u32 size,
                   u32 q_stride, u32 kv_stride, u32 causal, u32 window, float scale) {
     extern __shared__ float4 memory[];
     float* q_rows = reinterpret_cast<float*>(memory);
@@ -110,15 +110,16 @@ attention_forward(const float* q, const float* k, const float* v, float* out, fl
     int lane = threadIdx.x % 32;
     u32 b = blockIdx.z, h = blockIdx.y;
     int first_query = (int)(gridDim.x - 1 - blockIdx.x) * BLOCK, own_query = first_query + threadIdx.x / 32 * OWN;
-    Sight sight = sight_of(b, queries, keys, window, causal, starts, ranges, spreads);
+    Sight sight = sight_of(b, queries, keys, window, causal, places, ranges, spreads);
     Spread all = seen_by_all(sight, first_query, least(first_query + BLOCK, (int)queries));
     Range seen[OWN];
 #pragma unroll
     for (int row = 0; row < OWN; row++) seen[row] = seen_by(sight, least(own_query + row, (int)queries - 1));
 
     u64 out_stride = (u64)heads * size;
-    k += (u64)b * keys * kv_stride + h / group * size;
-    v += (u64)b * keys * kv_stride + h / group * size;
+    const u64 key_place = key_row(b, places, rows_of_keys) * keys * kv_stride + h / group * size;
+    k += key_place;
+    v += key_place;
     load_rows<BLOCK, HEAD>(q_rows, q + (u64)b * queries * q_stride + h * size, q_stride, first_query, queries, size);
     float sums[OWN][COLUMNS], max[OWN], total[OWN];
     clear(sums);

@@ -20,19 +20,32 @@ __device__ __forceinline__ void copy_columns(const Unit* from, Unit* to, u64 row
     }
 }
 
-// Rows behind the cache's end are padding that nothing ever reads.
+// Positions behind the cache's end are padding that nothing ever reads.
 template <typename Unit>
-__device__ __forceinline__ void append(const Unit* rows, const u32* starts, Unit* cache, u32 n_samples,
-                                       u32 n_positions, u32 capacity, u32 length) {
+__device__ __forceinline__ void append(const Unit* rows, const u32* places, Unit* cache, u32 n_samples,
+                                       u32 n_positions, u32 n_rows, u32 capacity, u32 length) {
     const u64 n = (u64)n_samples * n_positions * length, step = (u64)gridDim.x * THREADS;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         u64 row, sample;
         u32 column, position;
         locate(i, length, row, column);
         locate(row, n_positions, sample, position);
-        const u64 place = (u64)starts[sample] + position;
-        if (place < capacity) cache[(sample * capacity + place) * length + column] = rows[i];
+        const u32 row_of_cache = places[2 * sample];
+        const u64 place = (u64)places[2 * sample + 1] + position;
+        if (row_of_cache < n_rows && place < capacity) {
+            cache[((u64)row_of_cache * capacity + place) * length + column] = rows[i];
+        }
     }
+}
+
+// A move for each block of the grid's second dimension: the first positions of one row of a cache to another.
+template <typename Unit>
+__device__ __forceinline__ void copy_rows(const u32* moves, Unit* cache, u32 n_rows, u32 capacity, u32 length) {
+    const u32 from = moves[3 * blockIdx.y], to = moves[3 * blockIdx.y + 1], wanted = moves[3 * blockIdx.y + 2];
+    if (from >= n_rows || to >= n_rows) return;
+    const u64 row = (u64)capacity * length, n = (u64)(wanted < capacity ? wanted : capacity) * length;
+    const u64 step = (u64)gridDim.x * THREADS;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) cache[to * row + i] = cache[from * row + i];
 }
 
 #define MOVES(bytes, Unit)                                                                                             \
@@ -42,9 +55,13 @@ __device__ __forceinline__ void append(const Unit* rows, const u32* starts, Unit
         copy_columns(from, to, rows, length, from_stride, to_stride);                                                  \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        cache_append_##bytes(const Unit* __restrict__ rows, const u32* __restrict__ starts, Unit* __restrict__ cache,  \
-                             u32 n_samples, u32 n_positions, u32 capacity, u32 length) {                               \
-        append(rows, starts, cache, n_samples, n_positions, capacity, length);                                         \
+        cache_append_##bytes(const Unit* __restrict__ rows, const u32* __restrict__ places, Unit* __restrict__ cache,  \
+                             u32 n_samples, u32 n_positions, u32 n_rows, u32 capacity, u32 length) {                   \
+        append(rows, places, cache, n_samples, n_positions, n_rows, capacity, length);                                 \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        cache_copy_##bytes(const u32* __restrict__ moves, Unit* cache, u32 n_rows, u32 capacity, u32 length) {         \
+        copy_rows(moves, cache, n_rows, capacity, length);                                                             \
     }
 MOVES(16, uint4)
 MOVES(8, uint2)

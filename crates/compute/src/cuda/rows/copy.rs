@@ -23,13 +23,34 @@ struct Unit {
     bytes: usize,
     copy_columns: &'static str,
     cache_append: &'static str,
+    cache_copy: &'static str,
 }
 
 const UNITS: [Unit; 4] = [
-    Unit { bytes: 16, copy_columns: "copy_columns_16", cache_append: "cache_append_16" },
-    Unit { bytes: 8, copy_columns: "copy_columns_8", cache_append: "cache_append_8" },
-    Unit { bytes: 4, copy_columns: "copy_columns_4", cache_append: "cache_append_4" },
-    Unit { bytes: 2, copy_columns: "copy_columns_2", cache_append: "cache_append_2" },
+    Unit {
+        bytes: 16,
+        copy_columns: "copy_columns_16",
+        cache_append: "cache_append_16",
+        cache_copy: "cache_copy_16",
+    },
+    Unit {
+        bytes: 8,
+        copy_columns: "copy_columns_8",
+        cache_append: "cache_append_8",
+        cache_copy: "cache_copy_8",
+    },
+    Unit {
+        bytes: 4,
+        copy_columns: "copy_columns_4",
+        cache_append: "cache_append_4",
+        cache_copy: "cache_copy_4",
+    },
+    Unit {
+        bytes: 2,
+        copy_columns: "copy_columns_2",
+        cache_append: "cache_append_2",
+        cache_copy: "cache_copy_2",
+    },
 ];
 
 /// Some columns of rows, in bytes.
@@ -98,7 +119,7 @@ pub(super) fn cache_append(builder: &mut Builder<'_>, launch: Launch<'_>) -> Res
     let (new, cache) = (&launch.inputs[0], &launch.outputs[0]);
     launch.real([new, cache])?;
     let dims = |view: &View| [0, 1].map(|axis| view.of.shape.dims()[axis]);
-    let ([samples, positions], [_, capacity]) = (dims(new), dims(cache));
+    let ([samples, positions], [rows, capacity]) = (dims(new), dims(cache));
     let (from, to) = (builder.pointer(new), builder.pointer(cache));
     let unit = unit(&[from, to], &[row_bytes(new)]);
     let length = row_bytes(new) / unit.bytes;
@@ -109,10 +130,28 @@ pub(super) fn cache_append(builder: &mut Builder<'_>, launch: Launch<'_>) -> Res
         to,
         samples.into(),
         positions.into(),
+        rows.into(),
         capacity.into(),
         length.into(),
     ];
     builder.kernel(Source::Copy, unit.cache_append, DType::F32, &[], grid, &arguments)
+}
+
+pub(super) fn cache_copy(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()> {
+    let cache = &launch.outputs[0];
+    launch.real([cache])?;
+    let &[rows, capacity, _] = cache.of.shape.dims() else { unreachable!("checked at bind") };
+    let moves = launch.inputs[0].of.shape.dims()[0];
+    if moves == 0 || cache.of.shape.elements() == 0 {
+        return Ok(());
+    }
+    let at = builder.pointer(cache);
+    let unit = unit(&[at], &[row_bytes(cache)]);
+    let length = row_bytes(cache) / unit.bytes;
+    let mut grid = looping(builder, capacity * length);
+    grid.blocks[1] = u32::try_from(moves).expect("a grid's blocks");
+    let arguments = [launch.input(builder, 0), at, rows.into(), capacity.into(), length.into()];
+    builder.kernel(Source::Copy, unit.cache_copy, DType::F32, &[], grid, &arguments)
 }
 
 /// Writes an input of any type into an output of any type, or adds it.

@@ -1,0 +1,209 @@
+//! The caches of a model's keys and values, and the programs that fill and read them.
+
+use ironmill_compute::{DType, HostData, TensorType};
+use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, Tensor};
+
+use crate::{
+    architecture::{Attend, Buffers, Model, Tokens},
+    error::Result,
+};
+
+/// Key and value caches of all blocks: rows of `context` positions. Programs take any of the rows, in any order.
+pub(crate) struct Caches {
+    rows: usize,
+    context: usize,
+    dtype: DType,
+    states: Vec<[StateId; 2]>,
+    steps: Vec<Step>,
+    copies: Vec<Copy>,
+}
+
+/// The program that reads some positions of some samples and gives the logits behind each sample's last one.
+#[derive(Clone, Copy)]
+struct Step {
+    rows: usize,
+    positions: usize,
+    program: ProgramId,
+    ids: Tensor,
+    position_ids: Tensor,
+    places: Tensor,
+    last: Tensor,
+    logits: Tensor,
+}
+
+/// The program that makes so many copies of rows.
+#[derive(Clone, Copy)]
+struct Copy {
+    moves: usize,
+    program: ProgramId,
+    input: Tensor,
+}
+
+/// Tokens of one sample that a step reads.
+pub(crate) struct Feed<'a> {
+    /// The row of the caches.
+    pub row: usize,
+    /// Positions of the row that are filled.
+    pub cached: usize,
+    /// The tokens that come next.
+    pub tokens: &'a [u32],
+}
+
+/// The first positions of one row, to be those of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Move {
+    pub from: usize,
+    pub to: usize,
+    pub length: usize,
+}
+
+impl Caches {
+    /// Empty caches in a device's memory.
+    pub fn new(
+        runtime: &mut Runtime,
+        model: &Model,
+        buffers: Buffers,
+        rows: usize,
+        context: usize,
+    ) -> Result<Self> {
+        let config = model.config();
+        let dtype = buffers.working.map_or(DType::F32, |(dtype, _)| dtype);
+        let elements = rows * context * config.kv_heads * config.head_dim;
+        let mut caches =
+            Caches { rows, context, dtype, states: Vec::new(), steps: Vec::new(), copies: Vec::new() };
+        for _ in 0..config.layers {
+            for _ in 0..2 {
+                match runtime.add_state(dtype, elements) {
+                    Ok(state) => caches.hold(state),
+                    Err(error) => {
+                        caches.free(runtime);
+                        return Err(error.into());
+                    }
+                }
+            }
+        }
+        Ok(caches)
+    }
+
+    /// Whether these are of such a size.
+    pub fn have(&self, rows: usize, context: usize) -> bool {
+        (self.rows, self.context) == (rows, context)
+    }
+
+    /// Gives the memory and the programs back.
+    pub fn free(self, runtime: &mut Runtime) {
+        let programs = self.steps.iter().map(|step| step.program);
+        programs
+            .chain(self.copies.iter().map(|copy| copy.program))
+            .for_each(|program| runtime.forget(program));
+        let mut freed: Vec<StateId> = self.states.into_iter().flatten().collect();
+        // A lone key cache stands for its pair.
+        freed.dedup();
+        freed.into_iter().for_each(|state| runtime.free_state(state));
+    }
+
+    fn hold(&mut self, state: StateId) {
+        match self.states.last_mut() {
+            Some(pair) if pair[0] == pair[1] => pair[1] = state,
+            _ => self.states.push([state; 2]),
+        }
+    }
+
+    fn tensors(&self, g: &mut Graph, model: &Model) -> Vec<[Tensor; 2]> {
+        let config = model.config();
+        let of = TensorType::new(&[self.rows, self.context, config.kv_heads * config.head_dim], self.dtype);
+        self.states.iter().map(|pair| pair.map(|cache| g.state(cache, 0, of))).collect()
+    }
+
+    /// Reads the tokens of some samples into the caches. `logits` gets those behind each sample's last token. The program has
+    /// `rows` rows of `positions`; rows that no sample needs read `idle` ones, whose caches stay as they are up to their
+    /// length.
+    pub fn step(
+        &mut self,
+        (runtime, model, buffers): (&mut Runtime, &Model, Buffers),
+        [rows, positions]: [usize; 2],
+        feeds: &[Feed<'_>],
+        idle: &[(usize, usize)],
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        let step = self.step_program(runtime, model, buffers, [rows, positions])?;
+        let mut ids = vec![0; rows * positions];
+        let mut position_ids = vec![0; rows * positions];
+        let mut places = Vec::with_capacity(2 * rows);
+        let mut last = vec![0; rows];
+        let padding = idle.iter().map(|&(row, cached)| Feed { row, cached, tokens: &[] });
+        let padding: Vec<Feed<'_>> = padding.take(rows - feeds.len()).collect();
+        for (index, feed) in feeds.iter().chain(&padding).enumerate() {
+            // What lies behind a sample's own tokens is padding: later tokens overwrite it before anything reads it.
+            ids[index * positions..][..feed.tokens.len()].copy_from_slice(feed.tokens);
+            for (t, position) in position_ids[index * positions..][..positions].iter_mut().enumerate() {
+                *position = (feed.cached + t).min(self.context - 1) as u32;
+            }
+            places.extend([feed.row as u32, feed.cached as u32]);
+            last[index] = (index * positions + feed.tokens.len().saturating_sub(1)) as u32;
+        }
+        runtime.write(step.program, step.ids, HostData::U32(&ids))?;
+        runtime.write(step.program, step.position_ids, HostData::U32(&position_ids))?;
+        runtime.write(step.program, step.places, HostData::U32(&places))?;
+        runtime.write(step.program, step.last, HostData::U32(&last))?;
+        runtime.run(step.program)?;
+        logits.resize(rows * model.config().vocab_size, 0.0);
+        Ok(runtime.read(step.program, step.logits, logits)?)
+    }
+
+    /// Copies the beginnings of rows. No row that a move writes is named by another one.
+    pub fn copy(&mut self, runtime: &mut Runtime, model: &Model, moves: &[Move]) -> Result<()> {
+        let count = moves.len().next_power_of_two();
+        let copy = match self.copies.iter().find(|copy| copy.moves == count) {
+            Some(copy) => *copy,
+            None => {
+                let mut g = Graph::new();
+                let input = g.input("moves", &[count, 3], DType::U32);
+                for cache in self.tensors(&mut g, model).into_iter().flatten() {
+                    g.cache_copy(cache, input);
+                }
+                let program = runtime.compile(g, &Passes::ALL)?;
+                self.copies.push(Copy { moves: count, program, input });
+                Copy { moves: count, program, input }
+            }
+        };
+        // What is left over names rows that there are not.
+        let mut words = vec![u32::MAX; 3 * count];
+        for (words, moved) in words.chunks_exact_mut(3).zip(moves) {
+            words.copy_from_slice(&[moved.from as u32, moved.to as u32, moved.length as u32]);
+        }
+        runtime.write(copy.program, copy.input, HostData::U32(&words))?;
+        Ok(runtime.run(copy.program)?)
+    }
+
+    fn step_program(
+        &mut self,
+        runtime: &mut Runtime,
+        model: &Model,
+        buffers: Buffers,
+        [rows, positions]: [usize; 2],
+    ) -> Result<Step> {
+        let known = self.steps.iter().find(|step| (step.rows, step.positions) == (rows, positions));
+        if let Some(step) = known {
+            return Ok(*step);
+        }
+        let mut g = Graph::new();
+        let dims = [rows, positions];
+        let ids = g.input("ids", &dims, DType::U32);
+        let position_ids = g.input("positions", &dims, DType::U32);
+        let places = g.input("places", &[rows, 2], DType::U32);
+        let last = g.input("last", &[rows], DType::U32);
+        let caches = self.tensors(&mut g, model);
+        let attend = Attend::Cached { caches: &caches, places };
+        let tokens = Tokens { ids, positions: position_ids, attend, recompute: false };
+        let hidden = model.hidden(&mut g, buffers, tokens)?;
+        // With one position each there is nothing to choose from.
+        let hidden = if positions == 1 { hidden } else { g.embed(hidden, last)? };
+        let logits = model.logits(&mut g, buffers, hidden)?;
+        g.keep(logits);
+        let program = runtime.compile(g, &buffers.passes(&Passes::ALL))?;
+        let step = Step { rows, positions, program, ids, position_ids, places, last, logits };
+        self.steps.push(step);
+        Ok(step)
+    }
+}

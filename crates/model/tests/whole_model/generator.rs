@@ -1,0 +1,244 @@
+//! A generator's requests against the oracle that has no cache: together, one behind the other, with shared beginnings and with
+//! contexts that fill up.
+
+use ironmill_model::{
+    Architecture, Engine, Finish, Generator, GeneratorOptions, LogProbability, ModelConfig, Place, Request,
+    RequestId, Sampler, Sampling, Token, Window,
+};
+
+use crate::{backends, causal_kinds, model, tiny};
+
+/// Where the two best logits of the oracle are as close as this, relative to the larger, rounding may decide.
+const NEAR_TIE: f32 = 1e-4;
+
+fn engine(config: &ModelConfig, device: Box<dyn ironmill_compute::Device>, seed: u64) -> Engine {
+    let model = model(config.clone());
+    // Larger than initial weights are, so that the likeliest token stands out.
+    let values: Vec<f32> = model.initial_values(seed).iter().map(|x| x * 12.0).collect();
+    Engine::new(device, model, &values).unwrap()
+}
+
+/// What the oracle gives for a request, and how many of its tokens were chosen from near ties.
+fn oracle(engine: &mut Engine, request: &Request) -> (Vec<u32>, usize) {
+    let context = engine.model().config().context;
+    let mut window = Window::new(request.keep, context);
+    let (mut tokens, mut sampler, mut ties) = (request.prompt.clone(), Sampler::default(), 0);
+    for generated in 0..request.max_tokens {
+        window.follow(tokens.len());
+        let logits = engine.next_logits(&window.of(&tokens)).unwrap();
+        let best = LogProbability::of(&logits, 0, 2).likeliest;
+        let [first, second] = [0, 1].map(|rank: usize| logits[best[rank].0 as usize]);
+        ties += usize::from(first - second <= NEAR_TIE * first.abs().max(second.abs()));
+        let barred = if generated < request.min_tokens { &request.stop[..] } else { &[] };
+        let place = Place { tokens: &tokens, prompt: request.prompt.len(), sample: request.sample, barred };
+        let id = sampler.choose(&request.sampling, &logits, place);
+        tokens.push(id);
+        if request.stop.contains(&id) {
+            break;
+        }
+    }
+    (tokens.split_off(request.prompt.len()), ties)
+}
+
+/// All tokens of some requests that run in `rows` rows.
+fn run(engine: &mut Engine, rows: usize, requests: &[Request]) -> Vec<Vec<Token>> {
+    let mut generator =
+        Generator::new(engine, GeneratorOptions { rows, ..GeneratorOptions::default() }).unwrap();
+    drain(&mut generator, requests)
+}
+
+fn drain(generator: &mut Generator<&mut Engine>, requests: &[Request]) -> Vec<Vec<Token>> {
+    let ids: Vec<RequestId> =
+        requests.iter().map(|request| generator.submit(request.clone()).unwrap()).collect();
+    let mut made = vec![Vec::new(); requests.len()];
+    while let Some(token) = generator.next_token().unwrap() {
+        let index = ids.iter().position(|id| *id == token.request).unwrap();
+        made[index].push(token);
+    }
+    made
+}
+
+fn ids(tokens: &[Token]) -> Vec<u32> {
+    tokens.iter().map(|token| token.id).collect()
+}
+
+/// Prompts that share nothing, a beginning, everything; short ones, one that fills the context, and ones beyond it.
+fn requests(keep: usize, max_tokens: usize) -> Vec<Request> {
+    let system = [7, 8, 9, 10];
+    let mut prompts: Vec<Vec<u32>> = vec![vec![1, 2, 3], vec![36], (0..12).collect(), (5..30).collect()];
+    prompts.extend([[1, 2], [3, 4], [1, 2]].map(|tail| [&system[..], &tail].concat()));
+    prompts.push(system.to_vec());
+    prompts
+        .into_iter()
+        .enumerate()
+        .map(|(sample, prompt)| Request {
+            keep: keep.min(prompt.len()),
+            sample: sample as u32,
+            ..Request::new(prompt, max_tokens)
+        })
+        .collect()
+}
+
+#[test]
+fn requests_in_any_number_of_rows_equal_the_oracle_token_for_token() {
+    let (mut cases, mut near_ties) = (0, 0);
+    for (seed, config) in causal_kinds().enumerate() {
+        for (device, _) in backends() {
+            let mut engine = engine(&config, device, seed as u64 + 8);
+            for keep in [0, 3] {
+                let requests = requests(keep, 30);
+                let expected: Vec<(Vec<u32>, usize)> =
+                    requests.iter().map(|request| oracle(&mut engine, request)).collect();
+                for rows in [1, 3, 8] {
+                    for (index, tokens) in run(&mut engine, rows, &requests).iter().enumerate() {
+                        let (expected, ties) = &expected[index];
+                        (cases, near_ties) = (cases + expected.len(), near_ties + ties);
+                        if *ties == 0 {
+                            let place = format!("request {index} in {rows} rows, {keep} stay, {config:?}");
+                            assert_eq!(ids(tokens), *expected, "{place} on {}", engine.describe_device());
+                        }
+                        assert_eq!(tokens[29].finish, Some(Finish::Length));
+                    }
+                }
+            }
+        }
+    }
+    assert!(near_ties * 100 < cases, "{near_ties} near ties in {cases} tokens");
+}
+
+#[test]
+fn draws_repeat_with_the_seed_in_any_batch() {
+    let sampling = Sampling {
+        temperature: 1.0,
+        top_k: 20,
+        top_p: 0.9,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.1,
+        frequency_penalty: 0.1,
+        seed: 4,
+        ..Sampling::GREEDY
+    };
+    for config in causal_kinds() {
+        for (device, _) in backends() {
+            let mut engine = engine(&config, device, 8);
+            let mut requests = requests(2, 20);
+            requests.iter_mut().for_each(|request| request.sampling = sampling.clone());
+            let together = run(&mut engine, 8, &requests);
+            assert_eq!(together, run(&mut engine, 3, &requests), "{}", engine.describe_device());
+            for (request, tokens) in requests.iter().zip(&together) {
+                assert_eq!(ids(tokens), oracle(&mut engine, request).0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_beginning_that_a_row_holds_is_not_read_again() {
+    for (device, _) in backends() {
+        let mut engine = engine(&tiny(Architecture::Llama), device, 8);
+        let options = GeneratorOptions { rows: 4, ..GeneratorOptions::default() };
+        let mut generator = Generator::new(&mut engine, options).unwrap();
+        let request = |sample| Request {
+            sample,
+            sampling: Sampling { temperature: 1.0, ..Sampling::GREEDY },
+            ..Request::new((0..8).collect(), 2)
+        };
+        let samples: Vec<Request> = (0..4).map(request).collect();
+        let first = drain(&mut generator, &samples);
+        // One sample reads the prompt; the other three read its last token only.
+        let counts = generator.counts();
+        assert_eq!((counts.prefilled, counts.reused, counts.generated), (8, 3 * 7, 8));
+        // The next request begins like the first, one turn further.
+        let longer: Vec<u32> = (0..8).chain([first[0][0].id, 3]).collect();
+        drain(&mut generator, &[Request::new(longer, 1)]);
+        assert_eq!(generator.counts().reused, 3 * 7 + 9);
+    }
+}
+
+#[test]
+fn a_full_context_is_said_once_for_every_time() {
+    for (device, _) in backends() {
+        let mut engine = engine(&tiny(Architecture::Gpt2), device, 8);
+        let request = Request { keep: 2, ..Request::new(vec![1, 2, 3], 20) };
+        let tokens = &run(&mut engine, 1, &[request])[0];
+        let refills: Vec<(usize, usize, usize)> = tokens
+            .iter()
+            .enumerate()
+            .filter_map(|(at, token)| token.refill.map(|refill| (at, refill.kept, refill.dropped)))
+            .collect();
+        // The context of 12 is full after 9 tokens: the tenth came from 2 + 5 tokens.
+        assert_eq!(refills, [(10, 7, 6), (16, 7, 6)]);
+    }
+}
+
+#[test]
+fn stop_tokens_end_a_sample_but_not_before_its_least_length() {
+    for (device, _) in backends() {
+        let mut engine = engine(&tiny(Architecture::Gpt2), device, 8);
+        let free = ids(&run(&mut engine, 1, &[Request::new(vec![1, 2], 10)])[0]);
+        let stop = Request { stop: vec![free[3]], ..Request::new(vec![1, 2], 10) };
+        let first = free.iter().position(|id| *id == free[3]).unwrap();
+        let stopped = run(&mut engine, 1, std::slice::from_ref(&stop)).remove(0);
+        assert_eq!(ids(&stopped), free[..=first]);
+        assert_eq!(stopped.last().unwrap().finish, Some(Finish::Stop));
+        assert!(stopped[..first].iter().all(|token| token.finish.is_none()));
+        let least = Request { min_tokens: 6, ..stop };
+        let longer = run(&mut engine, 1, std::slice::from_ref(&least)).remove(0);
+        assert!(!ids(&longer)[..6].contains(&free[3]));
+        assert_eq!(ids(&longer), oracle(&mut engine, &least).0);
+    }
+}
+
+#[test]
+fn a_cancelled_request_gives_no_more_tokens_and_its_row_to_the_next() {
+    for (device, _) in backends() {
+        let mut engine = engine(&tiny(Architecture::Gpt2), device, 8);
+        let mut generator = Generator::new(&mut engine, GeneratorOptions::default()).unwrap();
+        let first = generator.submit(Request::new(vec![1], 10)).unwrap();
+        let second = generator.submit(Request::new(vec![2], 2)).unwrap();
+        assert_eq!(generator.next_token().unwrap().unwrap().request, first);
+        assert!(generator.cancel(first) && !generator.cancel(first));
+        let rest: Vec<RequestId> =
+            std::iter::from_fn(|| generator.next_token().unwrap()).map(|token| token.request).collect();
+        assert_eq!(rest, [second, second]);
+    }
+}
+
+#[test]
+fn log_probabilities_are_given_when_asked_for() {
+    for (device, _) in backends() {
+        let mut engine = engine(&tiny(Architecture::Llama), device, 8);
+        let request = Request { log_probabilities: Some(3), ..Request::new(vec![1, 2], 3) };
+        let tokens = run(&mut engine, 1, &[request]).remove(0);
+        let logits = engine.next_logits(&[1, 2]).unwrap();
+        let expected = LogProbability::of(&logits, tokens[0].id, 3);
+        let found = tokens[0].log_probability.clone().unwrap();
+        assert!((found.chosen - expected.chosen).abs() < 1e-4);
+        assert_eq!(found.likeliest.len(), 3);
+        assert_eq!(found.likeliest[0].0, tokens[0].id, "greedy takes the likeliest");
+    }
+}
+
+#[test]
+fn a_request_that_cannot_be_served_is_an_error() {
+    let mut engine = engine(&tiny(Architecture::Gpt2), backends().remove(0).0, 8);
+    let mut generator = Generator::new(&mut engine, GeneratorOptions::default()).unwrap();
+    for (request, said) in [
+        (Request::new(vec![], 1), "no token"),
+        (Request::new(vec![37], 1), "outside the model's vocabulary"),
+        (Request::new(vec![1], 0), "at least one"),
+        (Request { keep: 12, ..Request::new((0..20).collect(), 1) }, "leave no room"),
+    ] {
+        let error = generator.submit(request).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn a_smaller_context_than_the_model_s_is_kept_to() {
+    let mut engine = engine(&tiny(Architecture::Llama), backends().remove(0).0, 8);
+    let mut generator = Generator::new(&mut engine, GeneratorOptions { rows: 1, context: 6 }).unwrap();
+    assert_eq!(generator.context(), 6);
+    let tokens = drain(&mut generator, &[Request::new(vec![1, 2, 3], 6)]).remove(0);
+    assert_eq!(tokens.iter().filter(|token| token.refill.is_some()).count(), 1);
+}
