@@ -11,7 +11,7 @@ use ironmill_compute::kernel::{CARD_LOGITS, PROCESSOR_LOGITS};
 use ironmill_compute::{Cpu, Cuda, DType, Device, LossShape, Reference};
 use ironmill_graph::{EightBits, Passes, Precision};
 use ironmill_model::{
-    Architecture, Betas, Decay, Engine, GuardOptions, Model, Objective, OptimizerOptions, Schedule,
+    Architecture, Betas, Decay, Engine, GuardOptions, Model, Objective, OptimizerOptions, Schedule, Stored,
     TrainOptions, checkpoint,
 };
 use ironmill_text::Tokenizer;
@@ -244,8 +244,8 @@ pub fn find(path: &Path, show: &Show) -> Result<Found> {
 impl Found {
     /// The model on a device.
     pub fn engine(&self, device_name: &str, threads: usize) -> Result<Engine> {
-        let (model, values) = checkpoint::load_model(&self.weights)?;
-        Ok(Engine::new(device(device_name, threads, None)?, model, &values)?)
+        let stored = Stored::open(&self.weights)?;
+        Ok(Engine::open(device(device_name, threads, None)?, stored)?)
     }
 
     /// Refuses a tokenizer whose ids the model does not have. A model may have more, as padded vocabularies do.

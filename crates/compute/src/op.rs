@@ -79,6 +79,15 @@ pub enum Op {
     SiluGate,
     /// `(a, b) → a + b`, equal shapes.
     Add,
+    /// `(a, b) → a·b` element by element, equal shapes.
+    Mul,
+    /// `(x) → factor·x + offset`.
+    Affine {
+        /// What every element is multiplied with.
+        factor: f32,
+        /// What is added to it then.
+        offset: f32,
+    },
     /// Zeroes a share of the elements and scales the rest: `(x [B,..], key u32[3] = (key₀, key₁, step), samples u32[B]) → x`.
     ///
     /// The mask is a function of the key, the step, `number`, the sample's index and the element's index in the sample,
@@ -163,6 +172,8 @@ impl Op {
             Op::ReluSquared => "relu_squared",
             Op::SiluGate => "silu_gate",
             Op::Add => "add",
+            Op::Mul => "mul",
+            Op::Affine { .. } => "affine",
             Op::Dropout { .. } => "dropout",
             Op::CrossEntropy(_) => "cross_entropy",
             Op::Sum => "sum",
@@ -289,7 +300,7 @@ impl Op {
                 let statistics = TensorType::new(&[dims[0], attention.heads, dims[1]], DType::F32);
                 Ok(vec![q, statistics])
             }
-            Op::Gelu | Op::GeluErf | Op::ReluSquared => {
+            Op::Gelu | Op::GeluErf | Op::ReluSquared | Op::Affine { .. } => {
                 let [x] = rule.operands()?;
                 Ok(vec![x])
             }
@@ -298,7 +309,7 @@ impl Op {
                 rule.ensure(gate.shape == up.shape, "both must have one shape")?;
                 Ok(vec![gate])
             }
-            Op::Add => {
+            Op::Add | Op::Mul => {
                 let [a, b] = rule.operands()?;
                 rule.ensure(a.shape == b.shape, "both must have one shape")?;
                 Ok(vec![a])

@@ -27,6 +27,13 @@ fn every_kernel_matches_the_reference_under_every_instruction_set() {
 }
 
 #[test]
+fn heads_of_256_match_the_reference() {
+    for case in cases::attentions_of_wide_heads() {
+        compare(&case, &run(&mut Cpu::new(2).unwrap(), &case).unwrap(), &case.expected()).unwrap();
+    }
+}
+
+#[test]
 fn products_of_f16_match_the_reference() {
     let plain = all().into_iter().filter(|case| case.products() == DType::F32);
     let cases: Vec<_> = plain.filter_map(|case| case.with_products(DType::F16)).collect();
@@ -111,6 +118,8 @@ fn what_is_not_a_number_stays_so_through_every_activation() {
         (Op::GeluErf, 1),
         (Op::ReluSquared, 1),
         (Op::SiluGate, 2),
+        (Op::Mul, 2),
+        (Op::Affine { factor: 2.0, offset: 1.0 }, 1),
         (Op::GeluGrad, 2),
         (Op::GeluErfGrad, 2),
         (Op::ReluSquaredGrad, 2),

@@ -6,8 +6,8 @@
 mod cases;
 
 use cases::{
-    Case, all, attentions_in_whole_tiles, compare_within, eight_bit_heads, gelus_worth_timing, quantised,
-    run, scaled_products,
+    Case, all, attentions_in_whole_tiles, attentions_of_wide_heads, compare_within, eight_bit_heads,
+    gelus_worth_timing, quantised, run, scaled_products,
 };
 use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
@@ -187,6 +187,15 @@ fn attention_by_cudnn_in_bf16_matches_the_reference_and_repeats_its_bits() {
 #[test]
 fn attention_by_cudnn_in_f16_matches_the_reference_and_repeats_its_bits() {
     check_cudnn(DType::F16);
+}
+
+#[test]
+fn heads_of_256_in_f32_match_the_reference() {
+    let Some(mut cuda) = cuda() else { return };
+    for case in attentions_of_wide_heads() {
+        let actual = run(&mut cuda, &case).expect("a kernel runs it");
+        compare_within(slack(&case), &case, &actual, &case.expected()).expect("within the bounds");
+    }
 }
 
 /// What cuDNN computes where it can, whether or not it is the faster one here.

@@ -189,6 +189,16 @@ pub enum Error {
         /// Which rule is broken.
         reason: String,
     },
+    /// Weights in a pickle.
+    #[error(
+        "{} is a pickle, which can run any program when it is read, so it never is: convert it where you trust it, with \
+         python -c 'import transformers as t; t.AutoModelForCausalLM.from_pretrained(\"FOLDER\").save_pretrained(\"NEW\")'",
+        path.display()
+    )]
+    Pickle {
+        /// The file.
+        path: PathBuf,
+    },
     /// A tensor that a safetensors file does not hold, or holds in another form.
     #[error("{}: tensor {name} {reason}; check that the file belongs to this model", path.display())]
     BadTensor {
@@ -248,6 +258,7 @@ impl Error {
             | Error::BadManifest { .. }
             | Error::EmptySplit { .. }
             | Error::Encode { .. }
+            | Error::Pickle { .. }
             | Error::BadSafetensors { .. } => Class::BadData,
             Error::TokenizerMismatch { .. } | Error::BadTensor { .. } => Class::Mismatch,
             Error::BadSetting { .. } | Error::OutOfRange { .. } => Class::BadSetting,

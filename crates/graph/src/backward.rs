@@ -247,6 +247,21 @@ impl Graph {
             Op::Add => {
                 d_inputs = vec![main, main];
             }
+            Op::Mul => {
+                let Some(d_y) = main else { return refuse() };
+                for (index, other) in [(0, inputs[1]), (1, inputs[0])] {
+                    if needs[index] {
+                        d_inputs[index] = Some(self.op1(Op::Mul, &[d_y, other])?);
+                    }
+                }
+            }
+            &Op::Affine { factor, .. } => {
+                let Some(d_y) = main else { return refuse() };
+                d_inputs[0] = Some(match factor {
+                    1.0 => d_y,
+                    factor => self.op1(Op::Affine { factor, offset: 0.0 }, &[d_y])?,
+                });
+            }
             Op::Dropout { .. } => {
                 let Some(d_y) = main else { return refuse() };
                 d_inputs[0] = Some(self.op1(op.clone(), &[d_y, inputs[1], inputs[2]])?);

@@ -143,6 +143,16 @@ impl Graph {
         self.op1(Op::Add, &[a, b])
     }
 
+    /// a·b, element by element.
+    pub fn mul(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        self.op1(Op::Mul, &[a, b])
+    }
+
+    /// factor·x + offset.
+    pub fn affine(&mut self, x: Tensor, factor: f32, offset: f32) -> Result<Tensor> {
+        self.op1(Op::Affine { factor, offset }, &[x])
+    }
+
     /// Zeroes a share of x at random; x itself when the share is 0.
     pub fn dropout(&mut self, x: Tensor, probability: f32, from: Randomness) -> Result<Tensor> {
         // The number is taken even when nothing is dropped, so that a mask does not depend on other layers' settings.

@@ -37,8 +37,9 @@ use crate::{
     config::ModelConfig,
     error::{Error, Result},
     hugging_face,
+    stored::Stored,
     train::{GuardState, LossScale, Plateau},
-    weights::{load_weights, save_weights_on},
+    weights::save_weights_on,
 };
 
 /// The version of `state.json` and `manifest.json`. Version 1 had no `run` in its state; all versions so far can be read.
@@ -330,7 +331,7 @@ pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
         return Err(Error::OtherShape { path: checkpoint.to_path_buf(), problem });
     }
     let state = read_state(checkpoint)?;
-    let weights = load_weights(&checkpoint.join(WEIGHTS), model)?;
+    let weights = Stored::of(checkpoint, model.clone())?.values()?;
     let path = checkpoint.join(OPTIMISER);
     let file = SafeTensors::open(&path)?;
     let has = |suffix: &str| file.names().any(|name| name.ends_with(suffix));
@@ -354,9 +355,9 @@ pub fn load(checkpoint: &Path, model: &Model) -> Result<Snapshot> {
 
 /// Reads a model folder: a checkpoint or what `transformers` wrote. Returns the model and its flat parameters.
 pub fn load_model(folder: &Path) -> Result<(Model, Vec<f32>)> {
-    let model = Model::new(read_config(folder)?)?;
-    let values = load_weights(&folder.join(WEIGHTS), &model)?;
-    Ok((model, values))
+    let stored = Stored::open(folder)?;
+    let values = stored.values()?;
+    Ok((stored.into_model(), values))
 }
 
 fn save_moments(disk: &Disk, path: &Path, model: &Model, snapshot: &Snapshot) -> Result<()> {
@@ -384,7 +385,7 @@ fn save_moments(disk: &Disk, path: &Path, model: &Model, snapshot: &Snapshot) ->
     Ok(())
 }
 
-fn read_config(folder: &Path) -> Result<ModelConfig> {
+pub(crate) fn read_config(folder: &Path) -> Result<ModelConfig> {
     let path = folder.join(CONFIG);
     if !path.is_file() {
         return Err(Error::NotAModel { path: folder.to_path_buf(), problem: "has no config.json".into() });

@@ -43,13 +43,15 @@ pub enum Mlp {
     GeluErf,
     /// σ(gate)·gate·up, with a product of its own for the gate.
     SiluGate,
+    /// GELU of the gate in its tanh form, times up.
+    GeluGate,
     /// max(x, 0)².
     ReluSquared,
 }
 
 impl Mlp {
     /// All of them.
-    pub const ALL: [Mlp; 4] = [Mlp::Gelu, Mlp::GeluErf, Mlp::SiluGate, Mlp::ReluSquared];
+    pub const ALL: [Mlp; 5] = [Mlp::Gelu, Mlp::GeluErf, Mlp::SiluGate, Mlp::GeluGate, Mlp::ReluSquared];
 
     /// The name in configurations.
     pub fn name(self) -> &'static str {
@@ -57,13 +59,19 @@ impl Mlp {
             Mlp::Gelu => "gelu",
             Mlp::GeluErf => "gelu_erf",
             Mlp::SiluGate => "swiglu",
+            Mlp::GeluGate => "geglu",
             Mlp::ReluSquared => "relu2",
         }
     }
 
+    /// Whether there is a product of its own for a gate.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Mlp::SiluGate | Mlp::GeluGate)
+    }
+
     /// Products that widen: a gate has one of its own.
     pub fn widening_products(self) -> usize {
-        if self == Mlp::SiluGate { 2 } else { 1 }
+        if self.is_gated() { 2 } else { 1 }
     }
 }
 
@@ -88,6 +96,18 @@ pub enum RopeScaling {
         /// The context before stretching.
         original_context: f64,
     },
+}
+
+/// What a Gemma-3 does otherwise than a Llama, besides what these numbers say: embeddings are multiplied with the root of the
+/// width, branches are normalised behind as well as before, and gains are stored less 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gemma {
+    /// Scores are divided by the root of this; elsewhere it is the size of a head.
+    pub query_scalar: f64,
+    /// Every so many-th block sees all positions, those between only the window.
+    pub global_every: usize,
+    /// The base of rotary frequencies of blocks that see only the window.
+    pub local_rope_theta: f64,
 }
 
 /// The sizes of a model.
@@ -129,6 +149,10 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// How rotary positions are stretched (Llama style).
     pub rope_scaling: RopeScaling,
+    /// Whether the model is a Gemma-3 (Llama style).
+    pub gemma: Option<Gemma>,
+    /// Whether there is a head that predicts tokens. Only an encoder can lack it: then it gives hidden states alone.
+    pub has_head: bool,
 }
 
 impl ModelConfig {
@@ -160,6 +184,8 @@ impl ModelConfig {
             norm_eps: if architecture == Architecture::Encoder { 1e-12 } else { 1e-5 },
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::None,
+            gemma: None,
+            has_head: true,
         }
     }
 
@@ -205,15 +231,29 @@ impl ModelConfig {
             let key = if self.bias { "tied" } else { "bias" };
             return fail(key, "false".into(), "an encoder has biases and a tied head");
         }
-        let fits = match self.architecture {
-            Architecture::Gpt2 | Architecture::Encoder => self.mlp != Mlp::SiluGate,
-            Architecture::Llama => true,
-        };
-        if !fits {
+        if !llama && self.mlp.is_gated() {
             return fail("mlp", self.mlp.name().into(), "only the llama architecture has a gated MLP");
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return fail("dropout", self.dropout.to_string(), "must be at least 0 and below 1");
+        }
+        if !self.has_head && self.architecture != Architecture::Encoder {
+            return fail("has_head", "false".into(), "only an encoder can be without a head");
+        }
+        if let Some(gemma) = self.gemma {
+            let told = gemma.to_string();
+            if !llama {
+                return fail("gemma", told, "only the llama architecture has it");
+            }
+            if !(gemma.query_scalar.is_finite() && gemma.query_scalar > 0.0) {
+                return fail("gemma", told, "the scalar of queries must be above 0");
+            }
+            if gemma.global_every == 0 || self.window == 0 {
+                return fail("gemma", told, "needs a window, and some block that sees everything");
+            }
+            if !(gemma.local_rope_theta.is_finite() && gemma.local_rope_theta > 1.0) {
+                return fail("gemma", told, "the base of local rotary frequencies must be above 1");
+            }
         }
         if !(self.rope_theta.is_finite() && self.rope_theta > 1.0) {
             return fail("rope_theta", self.rope_theta.to_string(), "must be above 1");
@@ -238,11 +278,28 @@ impl ModelConfig {
 
     /// The frequencies of rotary positions, one for each pair of a head's channels.
     pub fn rope_frequencies(&self) -> Vec<f64> {
+        let frequencies = self.frequencies(self.rope_theta).into_iter();
+        frequencies.map(|frequency| self.rope_scaling.apply(frequency)).collect()
+    }
+
+    /// The same of blocks that see only the window, where these turn by another base. They are never stretched.
+    pub fn local_rope_frequencies(&self) -> Option<Vec<f64>> {
+        self.gemma.map(|gemma| self.frequencies(gemma.local_rope_theta))
+    }
+
+    fn frequencies(&self, base: f64) -> Vec<f64> {
         let pairs = self.head_dim / 2;
-        (0..pairs)
-            .map(|i| self.rope_theta.powf(-(i as f64) / pairs as f64))
-            .map(|frequency| self.rope_scaling.apply(frequency))
-            .collect()
+        (0..pairs).map(|i| base.powf(-(i as f64) / pairs as f64)).collect()
+    }
+
+    /// Whether a block sees only the window though others see everything.
+    pub fn is_local(&self, block: usize) -> bool {
+        self.gemma.is_some_and(|gemma| !(block + 1).is_multiple_of(gemma.global_every))
+    }
+
+    /// How many positions back the queries of a block see; 0 is all of them.
+    pub fn window_of(&self, block: usize) -> usize {
+        if self.gemma.is_none() || self.is_local(block) { self.window } else { 0 }
     }
 }
 
@@ -257,7 +314,15 @@ impl fmt::Display for ModelConfig {
             self.architecture.name(),
             self.mlp.name(),
             self.mlp_width,
-        )
+        )?;
+        self.gemma.map_or(Ok(()), |gemma| write!(f, ", gemma {gemma}"))
+    }
+}
+
+impl fmt::Display for Gemma {
+    /// As configurations write it: `SCALAR:EVERY:THETA`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.query_scalar, self.global_every, self.local_rope_theta)
     }
 }
 
@@ -297,7 +362,12 @@ pub(crate) mod tests {
         assert!(ModelConfig { mlp: Mlp::SiluGate, ..gpt2 }.check().is_err());
         let llama = tiny(Architecture::Llama);
         assert!(ModelConfig { kv_heads: 2, ..llama.clone() }.check().is_err());
-        assert!(ModelConfig { head_dim: 7, ..llama }.check().is_err());
+        assert!(ModelConfig { head_dim: 7, ..llama.clone() }.check().is_err());
+        let gemma = Gemma { query_scalar: 8.0, global_every: 2, local_rope_theta: 1e4 };
+        let gemma = ModelConfig { gemma: Some(gemma), window: 4, ..llama };
+        assert!(gemma.check().is_ok());
+        assert!(ModelConfig { window: 0, ..gemma.clone() }.check().is_err());
+        assert!(ModelConfig { has_head: false, ..gemma }.check().is_err());
         assert!(ModelConfig { tied: false, ..tiny(Architecture::Encoder) }.check().is_err());
     }
 

@@ -8,10 +8,12 @@ use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor,
 
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
+    embed::EmbedProgram,
     error::{Error, Result},
     evaluation::EvaluationSet,
     generate::Caches,
     objective::Objective,
+    stored::Stored,
 };
 
 /// A model whose parameters lie on a device.
@@ -30,6 +32,7 @@ pub struct Engine {
     copy_is_average: bool,
     pub(crate) caches: Option<Caches>,
     evaluation: Option<EvaluationProgram>,
+    pub(crate) embedders: Vec<EmbedProgram>,
 }
 
 /// What an evaluation found.
@@ -71,6 +74,17 @@ impl Engine {
         Self::with_runtime(runtime, model, buffers, values)
     }
 
+    /// A stored model on a device. Parameters go there one at a time, so memory holds the model once.
+    pub fn open(device: Box<dyn Device>, stored: Stored) -> Result<Self> {
+        let mut states = States::default();
+        let buffers = Self::declare(&mut states, stored.model(), None);
+        let mut runtime = Runtime::new(device, &states)?;
+        stored.for_each(&mut |parameter, values| {
+            Ok(runtime.write_state(buffers.parameters, parameter.range(), HostData::F32(values))?)
+        })?;
+        Self::around(runtime, stored.into_model(), buffers)
+    }
+
     /// The buffers that a model's programs read.
     pub(crate) fn declare(states: &mut States, model: &Model, working: Option<DType>) -> Buffers {
         let len = model.layout().len();
@@ -82,11 +96,18 @@ impl Engine {
     }
 
     pub(crate) fn with_runtime(
-        mut runtime: Runtime,
+        runtime: Runtime,
         model: Model,
         buffers: Buffers,
         values: &[f32],
     ) -> Result<Self> {
+        let mut engine = Self::around(runtime, model, buffers)?;
+        engine.set_parameters(values)?;
+        Ok(engine)
+    }
+
+    /// An engine over buffers whose parameters are there, or will be.
+    fn around(mut runtime: Runtime, model: Model, buffers: Buffers) -> Result<Self> {
         let refresh = match buffers.working {
             Some((dtype, copy)) => {
                 let program = refresh_program(model.layout().len(), dtype, buffers.parameters, copy);
@@ -104,10 +125,10 @@ impl Engine {
             copy_is_average: false,
             caches: None,
             evaluation: None,
+            embedders: Vec::new(),
         };
         let constants = engine.model.constants();
         engine.runtime.write_state(buffers.constants, 0..constants.len(), HostData::F32(&constants))?;
-        engine.set_parameters(values)?;
         Ok(engine)
     }
 

@@ -33,6 +33,7 @@
 mod architecture;
 pub mod checkpoint;
 mod config;
+mod embed;
 mod engine;
 mod error;
 mod evaluation;
@@ -40,11 +41,13 @@ mod generate;
 mod hugging_face;
 mod objective;
 mod sampling;
+mod stored;
 mod train;
 mod weights;
 
 pub use architecture::{Attend, Buffers, Initial, Model, Tokens};
-pub use config::{Architecture, Mlp, ModelConfig, RopeScaling};
+pub use config::{Architecture, Gemma, Mlp, ModelConfig, RopeScaling};
+pub use embed::Pooling;
 pub use engine::{Engine, Evaluation};
 pub use error::{Error, Result};
 pub use evaluation::EvaluationSet;
@@ -55,9 +58,10 @@ pub use generate::{
 pub use ironmill_compute::Verdict;
 pub use objective::Objective;
 pub use sampling::{LogProbability, Place, Sampler, Sampling};
+pub use stored::Stored;
 pub use train::{
     Alarm, Batch, Betas, Decay, Fault, GuardOptions, GuardState, KernelTime, LossScale, MemoryPlan,
     OptimizerOptions, ParameterGroup, PartNorms, Plateau, Schedule, StepParts, StepProfile, StepReport,
     TrainOptions, Trainer,
 };
-pub use weights::{load_weights, save_weights};
+pub use weights::{copy_weights, save_weights};

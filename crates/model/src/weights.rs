@@ -1,107 +1,124 @@
-//! Parameters in Hugging Face's names and layouts: `model.safetensors` both ways.
+//! Parameters in Hugging Face's names and layouts, written as `model.safetensors`; [`stored`](crate::stored) reads them.
 
 use std::{borrow::Cow, path::Path};
 
+use half::{bf16, f16};
 use ironmill_data::{
     durable::Disk,
-    safetensors::{self, Dtype, SafeTensors, TensorView},
+    safetensors::{Dtype, TensorInfo, Writer},
 };
 use ironmill_graph::Parameter;
 
 use crate::{
     architecture::Model,
-    config::Architecture,
+    config::{Architecture, ModelConfig},
     error::{Error, Result},
+    stored::Stored,
 };
 
 /// Writes flat values as the `model.safetensors` of a Hugging Face folder.
 ///
-/// A GPT-2 without biases gets biases of zero in the file, because readers of the format expect them.
+/// A GPT-2 without biases gets biases of zero in the file, because readers of the format expect them; a Llama with biases gets
+/// one of zero behind attention where its kind has one.
 pub fn save_weights(path: &Path, model: &Model, values: &[f32]) -> Result<()> {
     save_weights_on(&Disk::default(), path, model, values)
 }
 
 /// Writes flat values as a `model.safetensors`, on a disk that may be watched.
 pub(crate) fn save_weights_on(disk: &Disk, path: &Path, model: &Model, values: &[f32]) -> Result<()> {
-    // Only what is stored another way round is copied.
-    let mut tensors: Vec<(String, Vec<u64>, Cow<'_, [f32]>)> = Vec::new();
+    let mut file = WeightsFile::create(disk, path, model, Dtype::F32)?;
     for parameter in model.layout().parameters() {
-        let data = &values[parameter.range()];
-        let [rows, columns] = rows_and_columns(parameter);
-        if is_transposed(model, parameter) {
-            let dims = vec![columns as u64, rows as u64];
-            tensors.push((parameter.name.clone(), dims, transpose(data, rows, columns).into()));
-        } else {
-            let dims = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
-            tensors.push((parameter.name.clone(), dims, data.into()));
-        }
-        let has_bias = parameter.name.contains(".ln_") || is_transposed(model, parameter);
-        if !model.config().bias && has_bias {
-            let name = parameter.name.replace(".weight", ".bias");
-            let outputs = parameter.shape.dims()[0];
-            tensors.push((name, vec![outputs as u64], vec![0.0; outputs].into()));
-        }
+        file.write(parameter, &values[parameter.range()])?;
     }
-    let views: Vec<TensorView<'_>> = tensors
-        .iter()
-        .map(|(name, shape, data)| TensorView {
-            name,
-            dtype: Dtype::F32,
-            shape,
-            bytes: bytemuck::cast_slice(data.as_ref()),
-        })
-        .collect();
-    safetensors::write_on(disk, path, &views, &[("format".into(), "pt".into())])?;
-    Ok(())
+    file.finish()
 }
 
-/// Reads flat values from a `model.safetensors`; names may lack the `transformer.` or `bert.` in
-/// front, as in the first GPT-2 files.
-pub fn load_weights(path: &Path, model: &Model) -> Result<Vec<f32>> {
-    let file = SafeTensors::open(path)?;
-    let mut values = vec![0.0; model.layout().len()];
-    for parameter in model.layout().parameters() {
-        let short = parameter.name.trim_start_matches("transformer.").trim_start_matches("bert.");
-        let name = if file.contains(&parameter.name) { &parameter.name } else { short };
-        let other = |problem: String| Error::OtherShape { path: path.to_path_buf(), problem };
-        if !file.contains(name) {
-            return Err(other(format!("there is no tensor {}", parameter.name)));
+/// Writes a stored model as a `model.safetensors` of f32, f16 or bf16, one parameter at a time.
+pub fn copy_weights(path: &Path, stored: &Stored, dtype: Dtype) -> Result<()> {
+    let mut file = WeightsFile::create(&Disk::default(), path, stored.model(), dtype)?;
+    stored.for_each(&mut |parameter, values| file.write(parameter, values))?;
+    file.finish()
+}
+
+/// A `model.safetensors` on its way.
+struct WeightsFile<'m> {
+    model: &'m Model,
+    dtype: Dtype,
+    writer: Writer,
+    bytes: Vec<u8>,
+}
+
+impl<'m> WeightsFile<'m> {
+    fn create(disk: &Disk, path: &Path, model: &'m Model, dtype: Dtype) -> Result<Self> {
+        if ![Dtype::F32, Dtype::F16, Dtype::BF16].contains(&dtype) {
+            let reason = "weights are written as F32, F16 or BF16".into();
+            return Err(Error::Setting { key: "dtype", value: dtype.name().into(), reason });
         }
-        let [rows, columns] = rows_and_columns(parameter);
-        let transposed = is_transposed(model, parameter);
-        let expected: Vec<u64> = match transposed {
-            true => vec![columns as u64, rows as u64],
-            false => parameter.shape.dims().iter().map(|&dim| dim as u64).collect(),
+        let mut tensors = Vec::new();
+        for parameter in model.layout().parameters() {
+            let mut shape: Vec<u64> = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
+            if is_transposed(model, parameter) {
+                shape.reverse();
+            }
+            tensors.push(TensorInfo { name: parameter.name.clone(), dtype, shape });
+            if let Some((name, outputs)) = zero_bias(model.config(), parameter) {
+                tensors.push(TensorInfo { name, dtype, shape: vec![outputs as u64] });
+            }
+        }
+        let writer = Writer::create_on(disk, path, tensors, &[("format".into(), "pt".into())])?;
+        Ok(WeightsFile { model, dtype, writer, bytes: Vec::new() })
+    }
+
+    /// Writes the next parameter of the layout.
+    fn write(&mut self, parameter: &Parameter, values: &[f32]) -> Result<()> {
+        let stored: Cow<'_, [f32]> = match is_transposed(self.model, parameter) {
+            true => transpose(values, parameter.shape.rows(), parameter.shape.columns()).into(),
+            false => values.into(),
         };
-        let shape = file.shape(name)?;
-        if shape != expected {
-            return Err(other(format!("tensor {name} is {shape:?}, but the model needs {expected:?}")));
-        }
-        let out = &mut values[parameter.range()];
-        if transposed {
-            let mut stored = vec![0.0; out.len()];
-            file.read_f32(name, &mut stored)?;
-            out.copy_from_slice(&transpose(&stored, columns, rows));
-        } else {
-            file.read_f32(name, out)?;
+        self.tensor(&parameter.name, &stored)?;
+        match zero_bias(self.model.config(), parameter) {
+            Some((name, outputs)) => self.tensor(&name, &vec![0.0; outputs]),
+            None => Ok(()),
         }
     }
-    Ok(values)
+
+    fn tensor(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        self.bytes.clear();
+        match self.dtype {
+            Dtype::F16 => self.bytes.extend(values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
+            Dtype::BF16 => self.bytes.extend(values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
+            _ => return Ok(self.writer.tensor(name, bytemuck::cast_slice(values))?),
+        }
+        Ok(self.writer.tensor(name, &self.bytes)?)
+    }
+
+    fn finish(self) -> Result<()> {
+        Ok(self.writer.finish()?)
+    }
+}
+
+/// A bias that readers of the format expect beside a parameter and the model does not have.
+fn zero_bias(config: &ModelConfig, parameter: &Parameter) -> Option<(String, usize)> {
+    let name = &parameter.name;
+    let is_expected = match config.architecture {
+        Architecture::Gpt2 => {
+            !config.bias && (name.contains(".ln_") || name.contains(".attn.c_") || name.contains(".mlp.c_"))
+        }
+        Architecture::Llama => config.bias && config.qk_norm && name.ends_with(".o_proj.weight"),
+        Architecture::Encoder => false,
+    };
+    is_expected.then(|| (name.replace(".weight", ".bias"), parameter.shape.dims()[0]))
 }
 
 /// Whether Hugging Face stores a parameter with inputs first (GPT-2's Conv1D), the other way round than here.
-fn is_transposed(model: &Model, parameter: &Parameter) -> bool {
+pub(crate) fn is_transposed(model: &Model, parameter: &Parameter) -> bool {
     let name = &parameter.name;
     model.config().architecture == Architecture::Gpt2
         && (name.contains(".attn.c_") || name.contains(".mlp.c_"))
         && name.ends_with(".weight")
 }
 
-fn rows_and_columns(parameter: &Parameter) -> [usize; 2] {
-    [parameter.shape.rows(), parameter.shape.columns()]
-}
-
-fn transpose(data: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+pub(crate) fn transpose(data: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(data.len());
     for column in 0..columns {
         out.extend((0..rows).map(|row| data[row * columns + column]));
@@ -112,7 +129,12 @@ fn transpose(data: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ModelConfig, tests::tiny};
+    use crate::config::{Gemma, Mlp, tests::tiny};
+    use ironmill_data::safetensors::SafeTensors;
+
+    fn load(folder: &Path, model: &Model) -> Result<Vec<f32>> {
+        Stored::of(folder, model.clone())?.values()
+    }
 
     #[test]
     fn weights_survive_the_hugging_face_form() {
@@ -122,12 +144,19 @@ mod tests {
             tiny(Architecture::Gpt2),
             ModelConfig { bias: false, tied: false, ..tiny(Architecture::Gpt2) },
             ModelConfig { kv_heads: 1, qk_norm: true, bias: true, ..tiny(Architecture::Llama) },
+            ModelConfig {
+                mlp: Mlp::GeluGate,
+                window: 4,
+                gemma: Some(Gemma { query_scalar: 8.0, global_every: 2, local_rope_theta: 1e4 }),
+                ..tiny(Architecture::Llama)
+            },
             tiny(Architecture::Encoder),
+            ModelConfig { has_head: false, ..tiny(Architecture::Encoder) },
         ] {
             let model = Model::new(config).unwrap();
             let values = model.initial_values(3);
             save_weights(&path, &model, &values).unwrap();
-            assert_eq!(load_weights(&path, &model).unwrap(), values);
+            assert_eq!(load(folder.path(), &model).unwrap(), values);
             if model.config().architecture == Architecture::Gpt2 {
                 assert!(SafeTensors::open(&path).unwrap().contains("transformer.h.1.mlp.c_fc.bias"));
             }
@@ -143,10 +172,10 @@ mod tests {
         save_weights(&path, &model, &model.initial_values(1)).unwrap();
         let wider =
             ModelConfig { context: 12, vocab_size: 37, ..ModelConfig::new(Architecture::Gpt2, 2, 3, 48) };
-        let message = load_weights(&path, &Model::new(wider).unwrap()).unwrap_err().to_string();
+        let message = load(folder.path(), &Model::new(wider).unwrap()).unwrap_err().to_string();
         assert!(message.contains("transformer.wte.weight") && message.contains("[37, 24]"), "{message}");
         let deeper = Model::new(ModelConfig { layers: 3, ..tiny }).unwrap();
-        let message = load_weights(&path, &deeper).unwrap_err().to_string();
+        let message = load(folder.path(), &deeper).unwrap_err().to_string();
         assert!(message.contains("transformer.h.2"), "{message}");
     }
 }

@@ -106,7 +106,11 @@ fn usual_sizes(section: &mut Section<'_>) -> Result<Sizes> {
 
 /// A gated MLP has three matrices instead of two, so it is two thirds as wide, rounded up to a multiple of 64.
 fn mlp_width(mlp: &str, width: u64) -> u64 {
-    if mlp == Mlp::SiluGate.name() { (width * 8 / 3).next_multiple_of(64) } else { width * 4 }
+    if [Mlp::SiluGate, Mlp::GeluGate].iter().any(|gated| gated.name() == mlp) {
+        (width * 8 / 3).next_multiple_of(64)
+    } else {
+        width * 4
+    }
 }
 
 /// A single-precision number as the double that is written the same: 1e-5 rather than 0.000009999999747378752.

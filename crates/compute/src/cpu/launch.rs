@@ -161,6 +161,8 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         Op::ReluSquared => rows::pointwise::activate(context, operands, vector::relu_squared),
         Op::SiluGate => rows::pointwise::combine(context, operands, vector::silu_gate),
         Op::Add => rows::pointwise::combine(context, operands, vector::add),
+        Op::Mul => rows::pointwise::combine(context, operands, vector::mul),
+        Op::Affine { factor, offset } => rows::pointwise::affine(context, operands, *factor, *offset),
         Op::Dropout { probability, number } => {
             rows::pointwise::dropout(context, operands, *probability, *number);
         }

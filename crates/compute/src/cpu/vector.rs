@@ -255,6 +255,20 @@ vectorised! {
         }
     }
 
+    /// y ← a·b.
+    fn mul(a: &[f32], b: &[f32], y: &mut [f32]) {
+        for (y, (a, b)) in y.iter_mut().zip(a.iter().zip(b)) {
+            *y = a * b;
+        }
+    }
+
+    /// y ← factor·x + offset.
+    fn affine(x: &[f32], factor: f32, offset: f32, y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = factor * x + offset;
+        }
+    }
+
     /// y ← y + x.
     fn accumulate(x: &[f32], y: &mut [f32]) {
         for (y, x) in y.iter_mut().zip(x) {

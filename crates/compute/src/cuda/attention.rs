@@ -18,14 +18,17 @@ use crate::{
     tensor::DType,
 };
 
-/// The largest head that the kernels have room for.
+/// The largest head that the matrix units' kernels have room for.
 const MOST_HEAD: usize = 128;
+/// The same of the kernels in f32.
+const MOST_SINGLE_HEAD: usize = 256;
 /// Queries whose ranges are summed up together: `RANGE_BLOCK` in `attention.cuh`.
 const RANGE_BLOCK: usize = 64;
 /// The window of an attention that has none: more than any position, and small enough to be added to one.
 const NO_WINDOW: usize = 0x1fff_ffff;
-/// Query heads that one block of `attention_decode` reads keys for at most.
+/// Query heads that one block of `attention_decode` reads keys for at most, and how many elements they may have.
 const MOST_DECODE_GROUP: usize = 8;
+const MOST_DECODE_ELEMENTS: usize = 1024;
 
 /// Adds the calls of an attention or of its gradient; false for any other kernel.
 pub(super) fn add(
@@ -110,11 +113,14 @@ impl Heads {
     }
 
     fn checked(self, name: &'static str) -> Result<Self> {
-        if self.size <= MOST_HEAD {
+        let most = if self.real == DType::F32 { MOST_SINGLE_HEAD } else { MOST_HEAD };
+        if self.size <= most {
             return Ok(self);
         }
-        let detail =
-            format!("heads of {} elements; the cuda backend has heads of up to {MOST_HEAD}", self.size);
+        let detail = format!(
+            "heads of {} elements; the cuda backend has heads of up to {most} in {}, and up to {MOST_SINGLE_HEAD} in f32",
+            self.size, self.real
+        );
         Err(Error::Shape { op: name, detail })
     }
 
@@ -132,7 +138,7 @@ impl Heads {
 
     /// The head size that the kernel is compiled for: what is missing is zeroes.
     fn padded(&self) -> usize {
-        if self.size <= 64 { 64 } else { MOST_HEAD }
+        [64, MOST_HEAD].into_iter().find(|&padded| self.size <= padded).unwrap_or(MOST_SINGLE_HEAD)
     }
 
     /// Bytes of a row of a padded head.
@@ -302,7 +308,8 @@ fn decode(
     operands: [Arg; 6],
 ) -> Result<()> {
     const DECODE_THREADS: u32 = 256;
-    let group = heads.group().next_power_of_two().min(MOST_DECODE_GROUP);
+    let most = MOST_DECODE_GROUP.min(MOST_DECODE_ELEMENTS / heads.padded());
+    let group = heads.group().next_power_of_two().min(most);
     let mut settings = defines.to_vec();
     settings.push(("GROUP", group));
     let kv_heads = heads.attention.kv_heads;

@@ -67,7 +67,10 @@ impl Source {
         match self {
             Source::Gemm => with(&[0, 1, 2], "OUT", &[0, 1]),
             Source::Attention | Source::AttentionHopper => with(&[1, 2], "HEAD", &[64, 128]),
-            Source::AttentionF32 => vec![vec![("REAL", 0)]],
+            Source::AttentionF32 => with(&[0], "HEAD", &[64, 128, 256]),
+            Source::AttentionDecode => {
+                [with(&[0, 1, 2], "HEAD", &[64, 128]), with(&[0], "HEAD", &[256])].concat()
+            }
             _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
         }
     }

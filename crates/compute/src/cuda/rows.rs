@@ -96,6 +96,8 @@ fn add_op(builder: &mut Builder<'_>, op: &Op, launch: Launch<'_>, adds: bool) ->
         Op::ReluSquared => pointwise::map(builder, launch, "relu_squared")?,
         Op::SiluGate => pointwise::map(builder, launch, "silu_gate")?,
         Op::Add => pointwise::map(builder, launch, "add")?,
+        Op::Mul => pointwise::map(builder, launch, "mul")?,
+        Op::Affine { factor, offset } => pointwise::affine(builder, launch, *factor, *offset)?,
         Op::Dropout { probability, number } => pointwise::dropout(builder, launch, *probability, *number)?,
         Op::CrossEntropy(shape) => loss::cross_entropy(builder, launch, shape)?,
         Op::Sum => reduce::sum(builder, launch)?,

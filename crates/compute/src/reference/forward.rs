@@ -158,6 +158,18 @@ pub(super) fn add(inputs: &[&Tensor], outputs: &mut [Tensor]) {
     }
 }
 
+pub(super) fn mul(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    for (y, (a, b)) in outputs[0].data.iter_mut().zip(inputs[0].data.iter().zip(&inputs[1].data)) {
+        *y = a * b;
+    }
+}
+
+pub(super) fn affine(factor: f32, offset: f32, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    for (y, x) in outputs[0].data.iter_mut().zip(&inputs[0].data) {
+        *y = f64::from(factor) * x + f64::from(offset);
+    }
+}
+
 pub(super) fn dropout(probability: f32, number: u32, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (x, key, samples) = (inputs[0], inputs[1], inputs[2]);
     let per_sample = x.data.len() / samples.data.len();

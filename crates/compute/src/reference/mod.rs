@@ -197,6 +197,8 @@ fn run_op(op: &Op, rounds: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) -> 
         Op::ReluSquared => forward::relu_squared(inputs, outputs),
         Op::SiluGate => forward::silu_gate(inputs, outputs),
         Op::Add => forward::add(inputs, outputs),
+        Op::Mul => forward::mul(inputs, outputs),
+        Op::Affine { factor, offset } => forward::affine(*factor, *offset, inputs, outputs),
         Op::Dropout { probability, number } => forward::dropout(*probability, *number, inputs, outputs),
         Op::CrossEntropy(shape) => forward::cross_entropy(shape, inputs, outputs)?,
         Op::Sum => outputs[0].data[0] = inputs[0].data.iter().sum(),

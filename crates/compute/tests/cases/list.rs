@@ -58,6 +58,8 @@ fn rows(cases: &mut Vec<Case>) {
             cases.push(Case { kernel: Kernel::LayerNormGradAdd, inputs, outputs, terms: c });
         }
         cases.push(op(Op::Add, vec![random(dims, 14), random(dims, 15)], 1));
+        cases.push(op(Op::Mul, vec![random(dims, 24), random(dims, 25)], 1));
+        cases.push(op(Op::Affine { factor: -25.3, offset: 1.0 }, vec![random(dims, 26)], 1));
         cases.push(op(Op::Sum, vec![random(dims, 16)], 1));
         cases.push(op(Op::Broadcast { shape }, vec![random(&[1], 17)], 1));
         let bias = op(Op::LinearGradBias, vec![random(dims, 18)], n);
@@ -372,6 +374,23 @@ pub fn attentions_in_whole_tiles() -> Vec<Case> {
         let (borders, products) = (false, DType::F32);
         let attention = Attention { heads, kv_heads, mask, cached: false, borders, window: 0, products };
         whole_attention(&mut cases, [b, t, d], attention, &[]);
+    }
+    cases
+}
+
+/// Heads wider than the matrix units of cards take: in f32 alone.
+pub fn attentions_of_wide_heads() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (b, t, window) in [(1, 70, 0), (2, 33, 5)] {
+        let (mask, borders, products) = (Mask::Causal, false, DType::F32);
+        let attention = Attention { heads: 2, kv_heads: 1, mask, cached: false, borders, window, products };
+        whole_attention(&mut cases, [b, t, 256], attention, &[]);
+        for new in [1, 17] {
+            let (q, kv) = (random(&[b, new, 512], 7), [b, t, 256]);
+            let starts = indices(&[b], (0..b).map(|b| ((t - new) / (b + 1)) as u32).collect());
+            let inputs = vec![q, random(&kv, 8), random(&kv, 9), starts];
+            cases.push(op(Op::Attention(Attention { cached: true, ..attention }), inputs, t));
+        }
     }
     cases
 }

@@ -6,7 +6,7 @@ mod list;
 
 pub use list::all;
 #[allow(unused_imports, reason = "only tests of libraries use them")]
-pub use list::{attentions_in_whole_tiles, gelus_worth_timing};
+pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{eight_bit_heads, quantised, scaled_products};
 
@@ -235,7 +235,8 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
             Op::Embed | Op::Split { .. } | Op::Concat | Op::Broadcast { .. } => 0.0,
             Op::Linear { .. } | Op::LinearGradInput { .. } | Op::LinearGradWeight { .. } => 0.5,
-            Op::Add | Op::Dropout { .. } | Op::Sum | Op::EmbedGrad { .. } | Op::LinearGradBias => 1.0,
+            Op::Add | Op::Mul | Op::Affine { .. } => 1.0,
+            Op::Dropout { .. } | Op::Sum | Op::EmbedGrad { .. } | Op::LinearGradBias => 1.0,
             Op::Rope { .. } | Op::ReluSquared | Op::ReluSquaredGrad => 1.0,
             Op::LayerNorm { .. } | Op::LayerNormGradParams { .. } => 1.0,
             Op::RmsNorm { .. } | Op::RmsNormGradGain { .. } => 1.0,

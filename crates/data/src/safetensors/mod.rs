@@ -7,9 +7,11 @@
 //! Hostile files are errors, never panics, and nothing is allocated by a length that was not checked against the file.
 
 mod header;
+mod parts;
 mod read;
 mod write;
 
+pub use parts::Parts;
 pub use read::SafeTensors;
 pub use write::{TensorView, Writer, write, write_on};
 

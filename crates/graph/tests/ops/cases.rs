@@ -132,6 +132,8 @@ ops! {
         Op::ReluSquared => "relu_squared",
         Op::SiluGate => "silu_gate",
         Op::Add => "add",
+        Op::Mul => "mul",
+        Op::Affine { .. } => "affine",
         Op::Dropout { .. } => "dropout",
         Op::CrossEntropy(_) => "cross_entropy",
         Op::Sum => "sum",
@@ -330,6 +332,13 @@ fn elements(list: &mut List) {
     list.case("add", Op::Add, vec![real(&[2, 3, 5]), real(&[2, 3, 5])], 1);
     list.case("add of one number", Op::Add, vec![real(&[1]), real(&[1])], 1);
     list.case("add, large", Op::Add, vec![real(&[70, 131]), real(&[70, 131])], 1);
+
+    list.case("mul", Op::Mul, vec![real(&[2, 3, 5]), real(&[2, 3, 5])], 1);
+    list.case("mul, large", Op::Mul, vec![real(&[70, 131]), real(&[70, 131])], 1);
+
+    let (scale, shift) = (Op::Affine { factor: -3.5, offset: 0.0 }, Op::Affine { factor: 1.0, offset: 1.0 });
+    list.case("affine, a factor", scale, vec![real(&[2, 3, 5])], 1);
+    list.case("affine, an offset", shift, vec![real(&[70, 131])], 1);
 
     for (name, probability, number, x) in [
         ("dropout, a tenth", 0.1, 0, &[3, 5][..]),

@@ -11,11 +11,11 @@ pub fn constant(op: &Op) -> f64 {
     match op {
         // Moved, added or scaled once, so the result is the nearest number; their gradients are sums of such.
         Op::Embed | Op::Split { .. } | Op::Concat | Op::Broadcast { .. } => 1.0,
-        Op::Add | Op::Sum | Op::Dropout { .. } | Op::Linear { .. } => 1.0,
+        Op::Add | Op::Mul | Op::Sum | Op::Dropout { .. } | Op::Linear { .. } => 1.0,
         // Statistics of a row, then a few products with them.
         Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::CrossEntropy(_) => 2.0,
         // A few products of numbers, none larger than the result's scale.
-        Op::Rope { .. } | Op::ReluSquared => 2.0,
+        Op::Rope { .. } | Op::ReluSquared | Op::Affine { .. } => 2.0,
         // An exponential inside: its argument's rounding is magnified by the argument.
         Op::Gelu | Op::GeluErf | Op::SiluGate | Op::Attention(_) => 4.0,
         Op::EmbedGrad { .. }

@@ -22,9 +22,15 @@ pub(super) struct Encoder {
     types: usize,
     norm: Norm,
     blocks: Vec<Block>,
+    head: Option<Head>,
+}
+
+/// What fills in masked tokens.
+#[derive(Clone, Debug)]
+struct Head {
     transform: Linear,
-    transform_norm: Norm,
-    head_bias: usize,
+    norm: Norm,
+    bias: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -61,9 +67,11 @@ impl Encoder {
                     }
                 })
                 .collect(),
-            transform: declare.linear("cls.predictions.transform.dense", [c, c], DEVIATION, true),
-            transform_norm: declare.norm("cls.predictions.transform.LayerNorm", c, true),
-            head_bias: declare.vector("cls.predictions.bias", v, Initial::Zeros),
+            head: config.has_head.then(|| Head {
+                transform: declare.linear("cls.predictions.transform.dense", [c, c], DEVIATION, true),
+                norm: declare.norm("cls.predictions.transform.LayerNorm", c, true),
+                bias: declare.vector("cls.predictions.bias", v, Initial::Zeros),
+            }),
         }
     }
 
@@ -92,10 +100,14 @@ impl Encoder {
     }
 
     pub fn logits(&self, g: &mut Graph, model: InGraph<'_>, hidden: Tensor) -> Result<Tensor> {
-        let h = model.linear(g, hidden, self.transform)?;
+        let Some(head) = &self.head else {
+            let reason = "this encoder gives hidden states and predicts no tokens".into();
+            return Err(Error::Model { key: "has_head", value: "false".into(), reason });
+        };
+        let h = model.linear(g, hidden, head.transform)?;
         let h = model.activate(g, &[h])?;
-        let h = model.layer_norm(g, h, self.transform_norm)?;
-        let (table, bias) = (model.parameter(g, self.tokens), model.parameter(g, self.head_bias));
+        let h = model.layer_norm(g, h, head.norm)?;
+        let (table, bias) = (model.parameter(g, self.tokens), model.parameter(g, head.bias));
         Ok(g.linear(h, table, Some(bias))?)
     }
 }

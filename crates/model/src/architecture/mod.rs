@@ -154,10 +154,17 @@ impl Model {
         }
     }
 
-    /// What programs look up and no one learns: the cosines and sines of rotary positions, or a single 0.
+    /// What programs look up and no one learns: the cosines and sines of rotary positions, those of blocks that turn by another
+    /// base behind the others', or a single 0.
     pub fn constants(&self) -> Vec<f32> {
         match self.config.architecture {
-            Architecture::Llama => rope_table(self.config.context, &self.config.rope_frequencies()),
+            Architecture::Llama => {
+                let mut tables = rope_table(self.config.context, &self.config.rope_frequencies());
+                if let Some(frequencies) = self.config.local_rope_frequencies() {
+                    tables.extend(rope_table(self.config.context, &frequencies));
+                }
+                tables
+            }
             Architecture::Gpt2 | Architecture::Encoder => vec![0.0],
         }
     }
@@ -224,9 +231,11 @@ impl InGraph<'_> {
         g.parameter(self.buffers.parameters, parameter)
     }
 
-    fn rope_table(&self, g: &mut Graph) -> Tensor {
+    /// The angles of a block.
+    fn rope_table(&self, g: &mut Graph, block: usize) -> Tensor {
         let of = TensorType::new(&[self.config().context, self.config().head_dim], DType::F32);
-        g.state(self.buffers.constants, 0, of)
+        let offset = if self.config().is_local(block) { of.shape.elements() } else { 0 };
+        g.state(self.buffers.constants, offset, of)
     }
 
     /// Drops activations while training; hands them through otherwise.

@@ -56,6 +56,12 @@ impl Declare {
         Norm { gain, shift }
     }
 
+    /// A norm whose gain is stored less 1.
+    pub fn norm_less_one(&mut self, name: &str, columns: usize) -> Norm {
+        let gain = self.vector(&format!("{name}.weight"), columns, Initial::Zeros);
+        Norm { gain, shift: None }
+    }
+
     pub fn linear(
         &mut self,
         name: &str,
@@ -124,6 +130,10 @@ impl InGraph<'_> {
     pub fn activate(&self, g: &mut Graph, up: &[Tensor]) -> Result<Tensor> {
         Ok(match (self.config().mlp, up) {
             (Mlp::SiluGate, [gate, up]) => g.silu_gate(*gate, *up)?,
+            (Mlp::GeluGate, [gate, up]) => {
+                let gate = g.gelu(*gate)?;
+                g.mul(gate, *up)?
+            }
             (Mlp::Gelu, [h]) => g.gelu(*h)?,
             (Mlp::GeluErf, [h]) => g.gelu_erf(*h)?,
             (Mlp::ReluSquared, [h]) => g.relu_squared(*h)?,
@@ -141,8 +151,11 @@ impl InGraph<'_> {
     }
 
     pub fn rms_norm(&self, g: &mut Graph, x: Tensor, norm: Norm) -> Result<Tensor> {
-        let gain = self.parameter(g, norm.gain);
+        let mut gain = self.parameter(g, norm.gain);
         let stage = g.stage(Stage::Norm);
+        if self.config().gemma.is_some() {
+            gain = g.affine(gain, 1.0, 1.0)?;
+        }
         let y = g.rms_norm(x, gain, self.config().norm_eps)?;
         g.stage(stage);
         Ok(y)

@@ -8,13 +8,16 @@ mod generator;
 mod golden;
 mod gradients;
 mod guard;
+mod imported;
 mod optimisers;
 mod packing;
 mod profile;
 mod training;
 
 use ironmill_compute::{Cpu, Cuda, CudaOptions, Device, Reference};
-use ironmill_model::{Architecture, Decay, Mlp, Model, ModelConfig, Objective, Schedule, TrainOptions};
+use ironmill_model::{
+    Architecture, Decay, Gemma, Mlp, Model, ModelConfig, Objective, Schedule, TrainOptions,
+};
 
 /// Every backend that a model can run on here, with the unit of its rounding errors.
 fn backends() -> Vec<(Box<dyn Device>, f64)> {
@@ -60,6 +63,14 @@ fn kinds() -> Vec<ModelConfig> {
             ..tiny(Architecture::Llama)
         },
         ModelConfig { mlp: Mlp::ReluSquared, head_dim: 10, ..tiny(Architecture::Llama) },
+        ModelConfig {
+            kv_heads: 1,
+            qk_norm: true,
+            mlp: Mlp::GeluGate,
+            window: 4,
+            gemma: Some(Gemma { query_scalar: 6.0, global_every: 2, local_rope_theta: 500.0 }),
+            ..tiny(Architecture::Llama)
+        },
         tiny(Architecture::Encoder),
     ]
 }

@@ -37,6 +37,19 @@ pub(in super::super) fn combine(
     });
 }
 
+/// y ← factor·x + offset, tile by tile.
+pub(in super::super) fn affine(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    factor: f32,
+    offset: f32,
+) {
+    let (simd, x) = (context.simd, operands.input(0));
+    for_tiles(context.pool, [Grid::elements(operands.output(0), TILE_ELEMENTS)], |[y], _| {
+        vector::affine(simd, &x[y.column_range()], factor, offset, y.into_slice());
+    });
+}
+
 pub(in super::super) fn silu_gate_grad(context: &mut Context<'_>, operands: &mut Operands<'_>) {
     let (simd, gate, up, d_y) = (context.simd, operands.input(0), operands.input(1), operands.input(2));
     let grids = [0, 1].map(|index| Grid::elements(operands.output(index), TILE_ELEMENTS));

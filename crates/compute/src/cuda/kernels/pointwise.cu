@@ -1,4 +1,4 @@
-// Element by element: activations and their gradients, sums of two tensors, filling, dropout.
+// Element by element: activations and their gradients, sums and products of two tensors, filling, dropout.
 //
 // A thread owns two packs of WIDTH neighbouring elements at a time, so that two 16-byte loads per operand are in
 // flight; what is left of a tensor, and all of one that is not aligned (`wide` is 0), goes element by element.
@@ -184,6 +184,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS) add(const real* a, const real* b, real* y, u64 n, u32 wide) {
     map<2, 1>({a, b}, {y}, n, wide, [](const float (&in)[2], float (&out)[1]) { out[0] = in[0] + in[1]; });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) mul(const real* a, const real* b, real* y, u64 n, u32 wide) {
+    map<2, 1>({a, b}, {y}, n, wide, [](const float (&in)[2], float (&out)[1]) { out[0] = in[0] * in[1]; });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    affine(const real* x, real* y, u64 n, u32 wide, float factor, float offset) {
+    map<1, 1>({x}, {y}, n, wide,
+              [=](const float (&in)[1], float (&out)[1]) { out[0] = fmaf(factor, in[0], offset); });
 }
 
 // One number in every element.

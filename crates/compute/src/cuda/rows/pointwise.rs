@@ -11,15 +11,31 @@ use crate::{device::View, error::Result, philox::drop_threshold};
 
 /// A kernel that takes its inputs, its outputs and how many elements each has, all of one type.
 pub(super) fn map(builder: &mut Builder<'_>, launch: Launch<'_>, name: &'static str) -> Result<()> {
+    map_with(builder, launch, name, &[])
+}
+
+/// The same with some constants behind.
+fn map_with(
+    builder: &mut Builder<'_>,
+    launch: Launch<'_>,
+    name: &'static str,
+    constants: &[Arg],
+) -> Result<()> {
     let real = launch.real(launch.inputs.iter().chain(launch.outputs))?;
     let elements = launch.outputs[0].of.shape.elements();
     let mut arguments: Vec<Arg> =
         launch.inputs.iter().chain(launch.outputs).map(|view| builder.pointer(view)).collect();
     let is_wide = all_aligned(&arguments);
     arguments.extend([count(elements), flag(is_wide)]);
+    arguments.extend_from_slice(constants);
     // A thread takes two packs at a time.
     let grid = looping(builder, elements.div_ceil(if is_wide { 2 * width(real) } else { 1 }));
     builder.kernel(Source::Pointwise, name, real, &[], grid, &arguments)
+}
+
+/// factor·x + offset.
+pub(super) fn affine(builder: &mut Builder<'_>, launch: Launch<'_>, factor: f32, offset: f32) -> Result<()> {
+    map_with(builder, launch, "affine", &[Arg::F32(factor), Arg::F32(offset)])
 }
 
 /// A gate whose operands, or whose gradients, lie side by side; `y` is the operand that is half as wide.

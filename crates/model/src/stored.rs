@@ -1,0 +1,132 @@
+//! Models as they lie on a disk, read one parameter at a time: whatever the container, what comes out is a [`Model`] and
+//! values in the flat layout.
+
+use std::path::{Path, PathBuf};
+
+use ironmill_data::safetensors::Parts;
+use ironmill_graph::Parameter;
+
+use crate::{
+    architecture::Model,
+    checkpoint,
+    config::{Architecture, ModelConfig},
+    error::{Error, Result},
+    weights::{is_transposed, transpose},
+};
+
+/// A model whose sizes are known and whose parameters are still on disk.
+pub struct Stored {
+    model: Model,
+    source: Box<dyn Source>,
+}
+
+/// Where parameters are read from.
+pub(crate) trait Source {
+    /// Fills `out` with the values of a parameter, in its own shape.
+    fn read(&self, model: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()>;
+}
+
+impl Stored {
+    /// Opens a checkpoint or any other Hugging Face folder: sizes and names are checked, values are not read yet.
+    pub fn open(path: &Path) -> Result<Stored> {
+        Self::of(path, Model::new(checkpoint::read_config(path)?)?)
+    }
+
+    /// The same of a model whose sizes are known.
+    pub(crate) fn of(folder: &Path, model: Model) -> Result<Stored> {
+        let source = Folder { path: folder.to_path_buf(), parts: Parts::open(folder)? };
+        source.check_output_bias(model.config())?;
+        Ok(Stored { model, source: Box::new(source) })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Hands out every parameter with its values, in the order of the layout. One parameter is in memory at a time.
+    pub fn for_each(&self, with: &mut dyn FnMut(&Parameter, &[f32]) -> Result<()>) -> Result<()> {
+        let mut values = Vec::new();
+        for parameter in self.model.layout().parameters() {
+            values.resize(parameter.range().len(), 0.0);
+            self.source.read(&self.model, parameter, &mut values)?;
+            with(parameter, &values)?;
+        }
+        Ok(())
+    }
+
+    /// All values, in the flat layout.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.model.layout().len()];
+        for parameter in self.model.layout().parameters() {
+            self.source.read(&self.model, parameter, &mut values[parameter.range()])?;
+        }
+        Ok(values)
+    }
+
+    /// The model without what is read.
+    pub fn into_model(self) -> Model {
+        self.model
+    }
+}
+
+/// A Hugging Face folder.
+struct Folder {
+    path: PathBuf,
+    parts: Parts,
+}
+
+impl Folder {
+    /// Files of a model without its head lack the first part of names.
+    fn name_of<'n>(&self, name: &'n str) -> &'n str {
+        let short = ["transformer.", "bert.", "model."].iter().find_map(|prefix| name.strip_prefix(prefix));
+        if self.parts.contains(name) { name } else { short.unwrap_or(name) }
+    }
+
+    /// Some kinds of Llama can have biases behind attention, which are none of ours. Zeroes change nothing.
+    fn check_output_bias(&self, config: &ModelConfig) -> Result<()> {
+        if config.architecture != Architecture::Llama {
+            return Ok(());
+        }
+        for name in self.parts.names().filter(|name| name.ends_with("self_attn.o_proj.bias")) {
+            let mut bias = vec![0.0; config.width];
+            self.parts.read_f32(name, &mut bias)?;
+            if bias.iter().any(|&value| value != 0.0) {
+                let problem = format!("has {name}, a bias behind attention, which is not supported");
+                return Err(Error::NotAModel { path: self.path.clone(), problem });
+            }
+        }
+        Ok(())
+    }
+
+    fn other(&self, problem: String) -> Error {
+        Error::OtherShape { path: self.path.clone(), problem }
+    }
+}
+
+impl Source for Folder {
+    fn read(&self, model: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()> {
+        let name = self.name_of(&parameter.name);
+        if !self.parts.contains(name) {
+            return Err(self.other(format!("there is no tensor {}", parameter.name)));
+        }
+        let [rows, columns] = [parameter.shape.rows(), parameter.shape.columns()];
+        let transposed = is_transposed(model, parameter);
+        let expected: Vec<u64> = match transposed {
+            true => vec![columns as u64, rows as u64],
+            false => parameter.shape.dims().iter().map(|&dim| dim as u64).collect(),
+        };
+        let shape = &self.parts.info(name)?.shape;
+        if *shape != expected {
+            return Err(self.other(format!("tensor {name} is {shape:?}, but the model needs {expected:?}")));
+        }
+        if transposed {
+            let mut stored = vec![0.0; out.len()];
+            self.parts.read_f32(name, &mut stored)?;
+            out.copy_from_slice(&transpose(&stored, columns, rows));
+        } else {
+            self.parts.read_f32(name, out)?;
+        }
+        Ok(())
+    }
+}
