@@ -99,7 +99,7 @@ pub const KEYS: &[Key] = &[
     key("model", "kv_heads", Kind::Count),
     key("model", "width", Kind::Count),
     key("model", "head_dim", Kind::Count),
-    key("model", "mlp", Kind::Choice(&["gelu", "gelu_erf", "swiglu", "relu2"])),
+    key("model", "mlp", Kind::Choice(&["gelu", "gelu_erf", "swiglu", "geglu", "relu2"])),
     key("model", "mlp_width", Kind::Count),
     key("model", "context", Kind::Count),
     key("model", "dropout", Kind::Number),

@@ -115,7 +115,7 @@ pub struct ModelConfig {
     /// Channels of a head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<u64>,
-    /// What an MLP does: `gelu`, `gelu_erf`, `swiglu` or `relu2`.
+    /// What an MLP does: `gelu`, `gelu_erf`, `swiglu`, `geglu` or `relu2`.
     pub mlp: String,
     /// Channels inside an MLP.
     pub mlp_width: u64,
