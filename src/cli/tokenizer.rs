@@ -57,7 +57,8 @@ Without --out the ids are written as text, a line an input; with it as raw littl
 Examples:
   echo 'Once upon a time' | ironmill tokenizer encode --tokenizer tokenizer.json
   ironmill tokenizer encode --tokenizer tokenizer.json book.txt --out book.u32
-  ironmill tokenizer encode --tokenizer tokenizer.json book.txt --out book.bin --width u16")]
+  ironmill tokenizer encode --tokenizer tokenizer.json book.txt --out book.bin --width u16
+  echo 'Once upon a time' | ironmill tokenizer encode --tokenizer llama2/tokenizer.json --framed")]
     Encode(EncodeArgs),
     /// Turn token ids back into text
     #[command(after_help = "\
@@ -170,6 +171,9 @@ pub struct EncodeArgs {
     /// Recognise special tokens in the text
     #[arg(long)]
     allow_special: bool,
+    /// Put around every input the special tokens that the vocabulary's makers put around a text, such as <s> or [CLS] and [SEP]
+    #[arg(long)]
+    framed: bool,
 }
 
 /// The flags of `tokenizer decode`.
@@ -305,9 +309,12 @@ fn run_encode(context: &Context, args: &EncodeArgs) -> Result<()> {
     for input in or_stdin(&args.inputs) {
         let text = read_input(&input)?;
         ids.clear();
+        let (before, after) = if args.framed { tokenizer.around() } else { (&[][..], &[][..]) };
+        ids.extend_from_slice(before);
         tokenizer
             .encode_parallel(&text, args.allow_special, context.threads, &mut ids)
             .map_err(|error| in_file(&input, error.into()))?;
+        ids.extend_from_slice(after);
         n_bytes += text.len() as u64;
         n_tokens += ids.len() as u64;
         match &mut file {

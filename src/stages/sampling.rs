@@ -52,7 +52,7 @@ pub fn complete(
         max_tokens: settings.max_tokens as usize,
         stop: end.into_iter().collect(),
     };
-    let mut decoders: Vec<_> = prompts.iter().map(|_| tokenizer.decoder()).collect();
+    let mut decoders: Vec<_> = prompts.iter().map(|_| tokenizer.continuing_decoder()).collect();
     let mut texts = vec![String::new(); prompts.len()];
     let mut problem = None;
     let generated = engine.generate(&ids, &options, &mut |idx, id| {
@@ -85,9 +85,10 @@ pub fn complete(
         .collect())
 }
 
-/// The tokens of a prompt. Nothing at all stands for the beginning of a document.
+/// The tokens of a prompt, behind those that the vocabulary's makers put before a text. Nothing at all stands for the
+/// beginning of a document.
 fn encode(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
-    let mut ids = Vec::new();
+    let mut ids = tokenizer.around().0.to_vec();
     tokenizer.encode(prompt.as_bytes(), &mut ids)?;
     if ids.is_empty() {
         let advice = "this tokenizer has no <|endoftext|> to start from; give some text";

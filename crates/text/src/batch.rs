@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::special::Wanted;
 use crate::{Kind, Result, TextCuts, Tokenizer};
 
 /// Text is shared out in parts of about this many bytes: enough to make starting one cheap, few enough to end together.
@@ -47,8 +48,9 @@ impl Tokenizer {
         let (Some(pattern), Ok(mut rest)) = (pattern, std::str::from_utf8(text)) else {
             return Ok(Vec::new());
         };
-        let special: Vec<String> = self.special_tokens().iter().map(|(text, _)| text.clone()).collect();
-        let cuts = TextCuts::new(pattern, if with_special { &special } else { &[] }, false)?;
+        let wanted = if with_special { Wanted::All } else { Wanted::Ordinary };
+        let Some(special) = self.specials().plain_texts(wanted) else { return Ok(Vec::new()) };
+        let cuts = TextCuts::new(pattern, &special, false)?;
         let mut parts = Vec::new();
         let mut n_bytes = PART_BYTES;
         while rest.len() > n_bytes {

@@ -45,7 +45,7 @@ impl CharCounts {
         let text = valid_text(document, 0)?;
         let Self { specials, counts, total } = self;
         specials.for_each_part(text.as_bytes(), |part| match part {
-            Part::Special(_) => Ok(()),
+            Part::Special(..) => Ok(()),
             Part::Text(stretch) => {
                 valid_text(stretch, 0)?.chars().try_for_each(|character| add(counts, total, character, 1))
             }

@@ -37,7 +37,7 @@ impl PieceCounts {
     pub fn add_document(&mut self, document: &[u8]) -> Result<()> {
         let Self { splitter, specials, counts, total } = self;
         specials.for_each_part(document, |part| match part {
-            Part::Special(_) => Ok(()),
+            Part::Special(..) => Ok(()),
             Part::Text(text) => splitter.for_each_piece(text, |piece| add(counts, total, piece, 1)),
         })
     }

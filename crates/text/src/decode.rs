@@ -11,12 +11,14 @@ pub(crate) struct TokenBytes {
     spans: Vec<Span>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Span {
     start: u32,
-    /// Zero where there is no token: none is empty.
     n_bytes: u32,
 }
+
+/// No token.
+const NO_TOKEN: Span = Span { start: u32::MAX, n_bytes: 0 };
 
 /// Bytes copied at once.
 const COPIED: usize = 16;
@@ -33,7 +35,10 @@ impl TokenBytes {
         let mut bytes = Vec::with_capacity(n_bytes + COPIED);
         let mut spans = Vec::with_capacity(tokens.len());
         for token in tokens {
-            let token = token.as_deref().unwrap_or_default();
+            let Some(token) = token else {
+                spans.push(NO_TOKEN);
+                continue;
+            };
             spans.push(Span { start: bytes.len() as u32, n_bytes: token.len() as u32 });
             bytes.extend_from_slice(token);
         }
@@ -43,7 +48,7 @@ impl TokenBytes {
 
     /// The bytes of a token, or `None` when no token has this id.
     pub(crate) fn get(&self, id: u32) -> Option<&[u8]> {
-        let Span { start, n_bytes } = *self.spans.get(id as usize).filter(|span| span.n_bytes > 0)?;
+        let Span { start, n_bytes } = *self.spans.get(id as usize).filter(|&&span| span != NO_TOKEN)?;
         self.bytes.get(start as usize..(start + n_bytes) as usize)
     }
 
@@ -54,7 +59,7 @@ impl TokenBytes {
         let mut gathered = [0; GATHERED];
         let mut n_gathered = 0;
         for &id in ids {
-            let Span { start, n_bytes } = self.spans.get(id as usize).copied().unwrap_or_default();
+            let Span { start, n_bytes } = self.spans.get(id as usize).copied().unwrap_or(NO_TOKEN);
             let (start, n_bytes) = (start as usize, n_bytes as usize);
             if n_gathered + COPIED > GATHERED {
                 out.extend_from_slice(&gathered[..n_gathered]);
@@ -81,19 +86,26 @@ impl TokenBytes {
 #[derive(Debug, Clone)]
 pub struct StreamDecoder<'t> {
     tokenizer: &'t Tokenizer,
+    /// Whether the next token is the first of its text.
+    is_at_start: bool,
     /// The start of a character that is not complete yet: at most three bytes between calls.
     pending: Vec<u8>,
     text: String,
 }
 
 impl<'t> StreamDecoder<'t> {
-    pub(crate) fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self { tokenizer, pending: Vec::new(), text: String::new() }
+    pub(crate) fn new(tokenizer: &'t Tokenizer, is_at_start: bool) -> Self {
+        Self { tokenizer, is_at_start, pending: Vec::new(), text: String::new() }
     }
 
     /// Takes one token and returns the text that it completes, which may be empty.
     pub fn push(&mut self, id: u32) -> Result<&str> {
-        self.pending.extend_from_slice(self.tokenizer.known_bytes(id)?);
+        if self.is_at_start {
+            self.pending.extend_from_slice(&self.tokenizer.first_bytes(id)?);
+        } else {
+            self.pending.extend_from_slice(self.tokenizer.known_bytes(id)?);
+        }
+        self.is_at_start = false;
         self.text.clear();
         let held = incomplete_tail(&self.pending);
         let complete = self.pending.len() - held;

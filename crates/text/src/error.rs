@@ -37,7 +37,7 @@ pub enum Error {
     },
     /// The JSON is not a tokenizer in a form that is read here.
     #[error(
-        "not a tokenizer that can be read: {0}; use a byte-level BPE tokenizer.json, or train a new tokenizer"
+        "not a tokenizer that can be read: {0}; use a tokenizer.json of BPE or WordPiece, or train a new tokenizer"
     )]
     Format(String),
     /// The file is a tokenizer, but with a feature that is not read here.
@@ -196,8 +196,8 @@ pub enum Error {
     CountOverflow(String),
     /// Text of a kind that needs characters has bytes that are none.
     #[error(
-        "byte {offset} is not valid UTF-8, which a char tokenizer needs; \
-         convert the text, or train a bpe tokenizer"
+        "byte {offset} is not valid UTF-8, which a tokenizer of characters needs; \
+         convert the text, or use a bpe tokenizer"
     )]
     InvalidUtf8 {
         /// Where the first bad byte is.

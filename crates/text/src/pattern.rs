@@ -50,6 +50,10 @@ const QWEN2: &str = concat!(
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// GPT-2's pattern on what single digits leave of a text: a digit ends the white space before it as the end of a text does.
+const GPT2_SINGLE_DIGITS: &str =
+    r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+";
+
 /// The built-in patterns; of two with the same regular expression, a file is read as the first.
 const BUILT_IN: [Pattern; 5] =
     [Pattern::Gpt2, Pattern::Cl100k, Pattern::O200k, Pattern::Llama3, Pattern::Qwen2];
@@ -79,6 +83,11 @@ impl Pattern {
             Self::Qwen2 => Some("qwen2"),
             Self::Regex(_) => None,
         }
+    }
+
+    /// The pattern of text that is cut around every digit, and then by GPT-2's pattern.
+    pub(crate) fn gpt2_single_digits() -> Self {
+        Self::Regex(GPT2_SINGLE_DIGITS.to_owned())
     }
 
     /// The built-in pattern with this name.

@@ -18,7 +18,7 @@
 use fancy_regex::{CompileError, Regex, RegexBuilder};
 
 use crate::pattern::Pattern;
-use crate::scan::{Ends, Scanner};
+use crate::scan::{Ends, FindEnds, Scanner};
 use crate::stretches::{Stretch, stretches};
 use crate::{Error, Result};
 

@@ -1,18 +1,22 @@
 //! The tokenizer that users hold: one type for every kind.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::bpe::sentencepiece::{self, SentencePiece};
 use crate::bpe::tiktoken::{self, RankFileSettings};
 use crate::bpe::{self, Bpe};
 use crate::bytes::{self, ByteVocabulary};
 use crate::characters::{self, CharVocabulary};
 use crate::decode::TokenBytes;
+use crate::frame::Frame;
+use crate::hugging_face::File;
 use crate::items::{Encoded, UNKNOWN};
 use crate::pattern::Pattern;
-use crate::special::{Part, Specials};
+use crate::special::{Part, Specials, Wanted, for_each_part};
 use crate::words::{self, WordVocabulary};
 use crate::{Error, FrequentPieces, Result, StreamDecoder, durable, own_json};
 
@@ -34,6 +38,8 @@ pub enum Kind {
     Word,
     /// One token a byte: any input can be encoded.
     Byte,
+    /// Byte-pair encoding over characters, with spaces among them, as Llama 2 and Gemma have it.
+    SentencePiece,
 }
 
 impl Kind {
@@ -44,6 +50,7 @@ impl Kind {
             Self::Char => characters::KIND,
             Self::Word => words::KIND,
             Self::Byte => bytes::KIND,
+            Self::SentencePiece => "sentencepiece",
         }
     }
 }
@@ -60,9 +67,11 @@ enum Model {
     Char(Arc<CharVocabulary>),
     Word(Arc<WordVocabulary>),
     Byte(Arc<ByteVocabulary>),
+    SentencePiece(Arc<SentencePiece>),
 }
 
-const END_OF_TEXT: &str = "<|endoftext|>";
+/// How vocabularies call the token that ends a text, the most certain first.
+const END_OF_TEXT: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
 impl Tokenizer {
     /// A byte tokenizer: the id of a byte is its value, and the special tokens follow from 256.
@@ -85,6 +94,11 @@ impl Tokenizer {
         Ok(Self::new(Model::Word(Arc::new(vocabulary)), bytes))
     }
 
+    pub(crate) fn from_sentencepiece(vocabulary: SentencePiece) -> Result<Self> {
+        let bytes = TokenBytes::new(vocabulary.tokens())?;
+        Ok(Self::new(Model::SentencePiece(Arc::new(vocabulary)), bytes))
+    }
+
     fn from_bytes(vocabulary: ByteVocabulary) -> Result<Self> {
         let bytes = TokenBytes::new(vocabulary.tokens())?;
         Ok(Self::new(Model::Byte(Arc::new(vocabulary)), bytes))
@@ -94,7 +108,7 @@ impl Tokenizer {
         Self { model, bytes: Arc::new(bytes) }
     }
 
-    /// Reads a byte-level BPE `tokenizer.json` of Hugging Face, a published rank file of tiktoken, or the file that
+    /// Reads a `tokenizer.json` of Hugging Face, a published rank file of tiktoken, or the file that
     /// [`save`](Self::save) wrote. [`FrequentPieces`] beside the file are [expected](Self::expect).
     pub fn load(path: &Path) -> Result<Self> {
         let text =
@@ -153,7 +167,7 @@ impl Tokenizer {
     /// Reads the content of a tokenizer file.
     pub fn from_json(json: &str) -> Result<Self> {
         if !own_json::is_own(json) {
-            return bpe::json::from_json(json).and_then(Self::from_bpe);
+            return Self::from_hugging_face(&File::parse(json)?);
         }
         match &*own_json::kind_of(json)? {
             characters::KIND => characters::from_json(json).and_then(Self::from_characters),
@@ -163,7 +177,17 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer as a file: `tokenizer.json` of Hugging Face for BPE, our own JSON for the other kinds.
+    fn from_hugging_face(file: &File) -> Result<Self> {
+        file.refuse_lengths()?;
+        if file.is_byte_level() {
+            bpe::json::from_file(file).and_then(Self::from_bpe)
+        } else {
+            sentencepiece::json::from_file(file).and_then(Self::from_sentencepiece)
+        }
+    }
+
+    /// The tokenizer as a file: `tokenizer.json` of Hugging Face where that knows the kind, our own JSON for char, word and
+    /// byte.
     ///
     /// The same tokenizer always gives the same text, and [`from_json`](Self::from_json) reads it back
     /// unchanged.
@@ -173,6 +197,7 @@ impl Tokenizer {
             Model::Char(vocabulary) => characters::to_json(vocabulary),
             Model::Word(vocabulary) => words::to_json(vocabulary),
             Model::Byte(vocabulary) => bytes::to_json(vocabulary),
+            Model::SentencePiece(vocabulary) => sentencepiece::json::to_json(vocabulary),
         }
     }
 
@@ -183,15 +208,16 @@ impl Tokenizer {
             Model::Char(_) => Kind::Char,
             Model::Word(_) => Kind::Word,
             Model::Byte(_) => Kind::Byte,
+            Model::SentencePiece(_) => Kind::SentencePiece,
         }
     }
 
-    /// The pattern that cuts text into pieces; the char and byte kinds need none.
+    /// The pattern that cuts text into pieces; only the BPE and word kinds have one.
     pub fn pattern(&self) -> Option<&Pattern> {
         match &self.model {
             Model::Bpe(bpe) => Some(bpe.pattern()),
             Model::Word(vocabulary) => Some(vocabulary.pattern()),
-            Model::Char(_) | Model::Byte(_) => None,
+            Model::Char(_) | Model::Byte(_) | Model::SentencePiece(_) => None,
         }
     }
 
@@ -199,6 +225,7 @@ impl Tokenizer {
     pub fn n_merges(&self) -> usize {
         match &self.model {
             Model::Bpe(bpe) => bpe.n_merges(),
+            Model::SentencePiece(vocabulary) => vocabulary.n_merges(),
             Model::Char(_) | Model::Word(_) | Model::Byte(_) => 0,
         }
     }
@@ -208,10 +235,11 @@ impl Tokenizer {
         self.tokens().len()
     }
 
-    /// Appends the tokens of ordinary text: the text of a special token means nothing here.
+    /// Appends the tokens of ordinary text: the text of a special token means nothing here. Tokens that a file adds to its
+    /// vocabulary without calling them special are found.
     ///
-    /// A character or word that the vocabulary does not have is an error, unless the tokenizer has the
-    /// special token [`UNKNOWN`]. After an error, `out` may hold the tokens of a part of the text.
+    /// A character or word that the vocabulary does not have is an error, unless the tokenizer has a token for
+    /// the unknown, such as the special token [`UNKNOWN`]. After an error, `out` may hold the tokens of a part of the text.
     pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> Result<()> {
         self.encode_counting_unknown(text, out).map(|_| ())
     }
@@ -221,8 +249,10 @@ impl Tokenizer {
         if self.vocab_size() > 1 << 16 {
             return Err(Error::VocabularyTooWide(self.vocab_size()));
         }
-        if let Model::Bpe(bpe) = &self.model {
-            return bpe.encode(text, out);
+        if let Model::Bpe(bpe) = &self.model
+            && bpe.specials().finders(Wanted::Ordinary).are_none()
+        {
+            return bpe.encode(&bpe.normalise(text), out);
         }
         let mut ids = Vec::new();
         self.encode(text, &mut ids)?;
@@ -233,9 +263,7 @@ impl Tokenizer {
     /// [`encode`](Self::encode), which also says how many tokens it appended and how many of them stand for
     /// something unknown.
     pub fn encode_counting_unknown(&self, text: &[u8], out: &mut Vec<u32>) -> Result<Encoded> {
-        let start = out.len();
-        let unknown = self.encode_stretch(text, 0, self.unknown_id(), out)?;
-        Ok(Encoded { tokens: (out.len() - start) as u64, unknown })
+        self.encode_parts(text, Wanted::Ordinary, self.unknown_id(), out)
     }
 
     /// Appends the tokens of text in which special tokens are recognised: the leftmost first, of those the
@@ -247,32 +275,81 @@ impl Tokenizer {
     /// [`encode_with_special`](Self::encode_with_special), which also says how many tokens it appended and
     /// how many of them stand for something unknown. The text of [`UNKNOWN`] itself is not unknown.
     pub fn encode_with_special_counting_unknown(&self, text: &[u8], out: &mut Vec<u32>) -> Result<Encoded> {
-        let start = out.len();
-        let unknown_id = self.unknown_id();
-        let mut offset = 0;
-        let mut unknown = 0;
-        self.specials().for_each_part(text, |part| match part {
-            Part::Special(id) => {
-                out.push(id);
-                offset += self.known_bytes(id)?.len();
-                Ok(())
-            }
-            Part::Text(stretch) => {
-                unknown += self.encode_stretch(stretch, offset, unknown_id, out)?;
-                offset += stretch.len();
-                Ok(())
-            }
-        })?;
-        Ok(Encoded { tokens: (out.len() - start) as u64, unknown })
+        self.encode_parts(text, Wanted::All, self.unknown_id(), out)
+    }
+
+    /// [`encode_with_special`](Self::encode_with_special) with the special tokens [around](Self::around) a text.
+    pub fn encode_framed(&self, text: &[u8], out: &mut Vec<u32>) -> Result<()> {
+        let (before, after) = self.around();
+        out.extend_from_slice(before);
+        self.encode_with_special(text, out)?;
+        out.extend_from_slice(after);
+        Ok(())
+    }
+
+    /// The special tokens that the makers of the vocabulary put before and behind a text that a model is given, such as
+    /// `<s>` before it for Llama 2. No way to encode adds them but [`encode_framed`](Self::encode_framed).
+    pub fn around(&self) -> (&[u32], &[u32]) {
+        self.frame().map_or((&[], &[]), |frame| (frame.before(), frame.after()))
     }
 
     /// Encodes ordinary text with `id` for whatever the vocabulary does not have, and says how often.
     pub(crate) fn encode_with_unknown_as(&self, text: &[u8], id: u32, out: &mut Vec<u32>) -> Result<u64> {
-        self.encode_stretch(text, 0, Some(id), out)
+        self.encode_parts(text, Wanted::Ordinary, Some(id), out).map(|encoded| encoded.unknown)
     }
 
-    /// Appends the tokens of ordinary text with `unknown` for whatever the vocabulary does not have, and says
-    /// how often; errors count bytes from `base`.
+    /// Appends the tokens of text in which the `wanted` special tokens are recognised, with `unknown` for whatever the
+    /// vocabulary does not have.
+    fn encode_parts(
+        &self,
+        text: &[u8],
+        wanted: Wanted,
+        unknown: Option<u32>,
+        out: &mut Vec<u32>,
+    ) -> Result<Encoded> {
+        let start = out.len();
+        let finders = self.specials().finders(wanted);
+        let (mut offset, mut n_unknown) = (0, 0);
+        for_each_part(finders.raw.as_ref(), text, |part| match part {
+            Part::Special(id, n_bytes) => {
+                out.push(id);
+                offset += n_bytes;
+                Ok(())
+            }
+            Part::Text(stretch) => {
+                let normal = self.normalise(stretch);
+                // Where the stretch is in the text; after normalising, where it starts.
+                let mut at = offset;
+                for_each_part(finders.normalized.as_ref(), &normal, |part| match part {
+                    Part::Special(id, n_bytes) => {
+                        out.push(id);
+                        at += n_bytes;
+                        Ok(())
+                    }
+                    Part::Text(stretch) => {
+                        n_unknown += self.encode_stretch(stretch, at, unknown, out)?;
+                        at += stretch.len();
+                        Ok(())
+                    }
+                })?;
+                offset += stretch.len();
+                Ok(())
+            }
+        })?;
+        Ok(Encoded { tokens: (out.len() - start) as u64, unknown: n_unknown })
+    }
+
+    /// The text as it is encoded.
+    fn normalise<'t>(&self, text: &'t [u8]) -> Cow<'t, [u8]> {
+        match &self.model {
+            Model::Bpe(bpe) => bpe.normalise(text),
+            Model::SentencePiece(vocabulary) => vocabulary.normalise(text),
+            Model::Byte(_) | Model::Char(_) | Model::Word(_) => Cow::Borrowed(text),
+        }
+    }
+
+    /// Appends the tokens of normalised text with `unknown` for whatever the vocabulary does not have, and says
+    /// how often. The stretch is at `base` of its text, from which errors count bytes.
     fn encode_stretch(
         &self,
         text: &[u8],
@@ -285,6 +362,9 @@ impl Tokenizer {
             Model::Byte(_) => ByteVocabulary::encode(text, out),
             Model::Char(vocabulary) => return vocabulary.encode(text, base, unknown, out),
             Model::Word(vocabulary) => return vocabulary.encode(text, base, unknown, out),
+            Model::SentencePiece(vocabulary) => {
+                return vocabulary.encode(text, base == 0, base, unknown, out);
+            }
         }
         Ok(0)
     }
@@ -299,12 +379,20 @@ impl Tokenizer {
     /// Appends the bytes of the tokens to `out`. After an error, it holds those of a part of the tokens.
     pub fn decode_into(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
         let unknown = |id| Error::UnknownId { id, vocab_size: self.vocab_size() };
-        self.bytes.decode(ids, out).map_err(unknown)
+        let [first, rest @ ..] = ids else { return Ok(()) };
+        out.extend_from_slice(&self.first_bytes(*first)?);
+        self.bytes.decode(rest, out).map_err(unknown)
     }
 
-    /// A decoder for tokens that come one at a time.
+    /// A decoder for the tokens of a text that come one at a time.
     pub fn decoder(&self) -> StreamDecoder<'_> {
-        StreamDecoder::new(self)
+        StreamDecoder::new(self, true)
+    }
+
+    /// A decoder for tokens that continue a text, such as a prompt: the first of them is not the first of the text, before
+    /// which some kinds leave out a space.
+    pub fn continuing_decoder(&self) -> StreamDecoder<'_> {
+        StreamDecoder::new(self, false)
     }
 
     /// The bytes of a token (a special token's text), or `None` when no token has this id.
@@ -327,16 +415,18 @@ impl Tokenizer {
         self.specials().id(text)
     }
 
-    /// The id of `<|endoftext|>`, if that is a special token.
+    /// The id of the special token that ends a text: the first that there is of `<|endoftext|>`, `<|end_of_text|>`, `</s>`
+    /// and `<eos>`.
     pub fn end_of_text(&self) -> Option<u32> {
-        self.special_id(END_OF_TEXT)
+        END_OF_TEXT.iter().find_map(|text| self.special_id(text))
     }
 
-    /// The id that unknown characters or words get: that of [`UNKNOWN`], if that is a special token. `None`
-    /// also for the kinds to which nothing is unknown.
+    /// The id that unknown characters or words get: that of [`UNKNOWN`], if that is a special token, or what a file of
+    /// another kind says. `None` also for the kinds to which nothing is unknown.
     pub fn unknown_id(&self) -> Option<u32> {
-        match self.model {
+        match &self.model {
             Model::Char(_) | Model::Word(_) => self.special_id(UNKNOWN),
+            Model::SentencePiece(vocabulary) => vocabulary.unknown_id(),
             Model::Bpe(_) | Model::Byte(_) => None,
         }
     }
@@ -350,21 +440,40 @@ impl Tokenizer {
         self.token_bytes(id).ok_or(Error::UnknownId { id, vocab_size: self.vocab_size() })
     }
 
+    /// The bytes of a token that starts a text.
+    pub(crate) fn first_bytes(&self, id: u32) -> Result<Cow<'_, [u8]>> {
+        let bytes = self.known_bytes(id)?;
+        Ok(match &self.model {
+            Model::SentencePiece(vocabulary) => Cow::Borrowed(vocabulary.first_bytes(bytes)),
+            Model::Bpe(_) | Model::Byte(_) | Model::Char(_) | Model::Word(_) => Cow::Borrowed(bytes),
+        })
+    }
+
     fn tokens(&self) -> &[Option<Box<[u8]>>] {
         match &self.model {
             Model::Bpe(bpe) => bpe.tokens(),
             Model::Char(vocabulary) => vocabulary.tokens(),
             Model::Word(vocabulary) => vocabulary.tokens(),
             Model::Byte(vocabulary) => vocabulary.tokens(),
+            Model::SentencePiece(vocabulary) => vocabulary.tokens(),
         }
     }
 
-    fn specials(&self) -> &Specials {
+    pub(crate) fn specials(&self) -> &Specials {
         match &self.model {
             Model::Bpe(bpe) => bpe.specials(),
             Model::Char(vocabulary) => vocabulary.specials(),
             Model::Word(vocabulary) => vocabulary.specials(),
             Model::Byte(vocabulary) => vocabulary.specials(),
+            Model::SentencePiece(vocabulary) => vocabulary.specials(),
+        }
+    }
+
+    fn frame(&self) -> Option<&Frame> {
+        match &self.model {
+            Model::Bpe(bpe) => Some(bpe.frame()),
+            Model::SentencePiece(vocabulary) => Some(vocabulary.frame()),
+            Model::Char(_) | Model::Word(_) | Model::Byte(_) => None,
         }
     }
 }

@@ -3,14 +3,12 @@
 //! What is written loads there with the same ids. What is read is what is written here, with the variations
 //! found in published files that do not change ids; anything else is refused by name.
 
-use std::fmt;
-
-use serde::de::{Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{Bpe, Parts};
 use crate::byte_level::ByteLevel;
+use crate::frame::Frame;
+use crate::hugging_face::{AddedToken, ById, File, Vocab, steps, two_names, type_of, unsupported};
 use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
@@ -37,7 +35,6 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
         .iter()
         .map(|&(left, right)| format!("{} {}", name_of(left), name_of(right)))
         .collect();
-    let added: Vec<AddedToken> = specials.iter().map(|(text, id)| AddedToken::special(text, *id)).collect();
     let pre_tokenizer = match bpe.splitter.pattern() {
         Pattern::Gpt2 => byte_level(true),
         pattern => {
@@ -50,10 +47,10 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added,
+        "added_tokens": AddedToken::list(&bpe.specials),
         "normalizer": (bpe.normalization == Normalization::Nfc).then(|| json!({"type": "NFC"})),
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": null,
+        "post_processor": bpe.frame.to_json(),
         "decoder": byte_level(true),
         "model": {
             "type": "BPE",
@@ -80,21 +77,25 @@ fn byte_level(use_regex: bool) -> Value {
     })
 }
 
-pub(crate) fn from_json(json: &str) -> Result<Bpe> {
-    let file: File = serde_json::from_str(json).map_err(|error| Error::Format(error.to_string()))?;
-    let pattern = file.supported_pattern()?;
-    let normalization = file.normalization()?;
-    file.model.check_supported()?;
-    let is_found_later = |added: &&AddedToken| added.normalized && normalization != Normalization::None;
-    if let Some(added) = file.added_tokens.iter().find(is_found_later) {
-        return Err(Error::Unsupported(format!("the normalized added token {:?}", added.content)));
+/// Reads a file with a byte-level pre-tokenizer.
+pub(crate) fn from_file(file: &File) -> Result<Bpe> {
+    let pattern = supported_pattern(file)?;
+    let normalization = normalization(file)?;
+    file.model.check_bpe()?;
+    let problem = match &file.model {
+        model if model.unk_token.is_some() => Some("an unknown token"),
+        model if model.byte_fallback => Some("byte fallback of byte-level tokens"),
+        _ => None,
+    };
+    if let Some(problem) = problem {
+        return Err(Error::Unsupported(problem.to_owned()));
     }
-    let specials = file.added_tokens.iter().map(AddedToken::as_special).collect::<Result<Vec<_>>>()?;
-    let specials = Specials::new(specials)?;
-    let merges = file.model.merges.iter().map(Merge::names);
-    let (tokens, merges) = tokens_and_merges(&file.model.vocab, merges, &specials)?;
+    let normalise = |text: &str| String::from_utf8_lossy(&normalization.apply(text.as_bytes())).into_owned();
+    let specials = file.specials((normalization != Normalization::None).then_some(&normalise))?;
+    let (tokens, merges) = tokens_and_merges(&file.model.vocab, file.model.merge_names(), &specials)?;
     let ignore_merges = file.model.ignore_merges;
-    Bpe::new(Parts { pattern, normalization, specials, tokens, merges, ignore_merges })
+    let frame = Frame::from_json(&file.post_processor)?;
+    Bpe::new(Parts { pattern, normalization, specials, frame, tokens, merges, ignore_merges })
 }
 
 /// Reads a `vocab.json` and the `merges.txt` that belongs to it. The names in `special` are special tokens.
@@ -120,6 +121,7 @@ pub(crate) fn from_vocab_and_merges(
         pattern,
         normalization: Normalization::None,
         specials,
+        frame: Frame::default(),
         tokens,
         merges,
         ignore_merges: false,
@@ -135,9 +137,9 @@ fn tokens_and_merges<'m>(
     specials: &Specials,
 ) -> Result<TokensAndMerges> {
     let alphabet = ByteLevel::new();
-    let mut tokens = TokenTable::for_vocabulary(vocab.0.len() + specials.as_slice().len());
+    let mut tokens: ById<Box<[u8]>> = ById::for_vocabulary(vocab.0.len() + specials.as_slice().len());
     for (text, id) in specials.as_slice() {
-        tokens.set(u64::from(*id), text.as_bytes(), text)?;
+        tokens.set(u64::from(*id), text.as_bytes().into(), text)?;
     }
     for (name, id) in &vocab.0 {
         match specials.id(name) {
@@ -151,7 +153,7 @@ fn tokens_and_merges<'m>(
                 let bytes = alphabet.parse(name).ok_or_else(|| {
                     Error::Unsupported(format!("the token {name:?}, which is not in the byte-level alphabet"))
                 })?;
-                tokens.set(*id, &bytes, name)?;
+                tokens.set(*id, bytes.into(), name)?;
             }
         }
     }
@@ -165,106 +167,33 @@ fn tokens_and_merges<'m>(
         let (left, right) = names?;
         Ok((id_of(left)?, id_of(right)?))
     });
-    Ok((tokens.tokens, pairs.collect::<Result<Vec<_>>>()?))
+    Ok((tokens.into_vec(), pairs.collect::<Result<Vec<_>>>()?))
 }
 
-/// Tokens by id, which grows as ids come but not beyond what the number of tokens in the file justifies.
-struct TokenTable {
-    tokens: Vec<Option<Box<[u8]>>>,
-    max_len: u64,
-}
-
-impl TokenTable {
-    fn for_vocabulary(n_tokens: usize) -> Self {
-        Self { tokens: Vec::with_capacity(n_tokens), max_len: 2 * n_tokens as u64 }
-    }
-
-    fn set(&mut self, id: u64, bytes: &[u8], name: &str) -> Result<()> {
-        if id >= self.max_len || u32::try_from(id).is_err() {
-            return Err(Error::Format(format!(
-                "token {name:?} has the id {id}, but most ids below it are unused"
-            )));
-        }
-        let idx = id as usize;
-        if idx >= self.tokens.len() {
-            self.tokens.resize(idx + 1, None);
-        }
-        if self.tokens[idx].is_some() {
-            return Err(Error::Format(format!("token {name:?} has the id {id} of another token")));
-        }
-        self.tokens[idx] = Some(bytes.into());
-        Ok(())
+fn normalization(file: &File) -> Result<Normalization> {
+    match &file.normalizer {
+        Value::Null => Ok(Normalization::None),
+        part if *part == json!({"type": "NFC"}) => Ok(Normalization::Nfc),
+        part => Err(unsupported("normalizer", part)),
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default, rename = "version")]
-    _version: Option<String>,
-    #[serde(default)]
-    truncation: Option<Value>,
-    #[serde(default)]
-    padding: Option<Value>,
-    #[serde(default)]
-    added_tokens: Vec<AddedToken>,
-    #[serde(default)]
-    normalizer: Option<Value>,
-    pre_tokenizer: Value,
-    #[serde(default)]
-    post_processor: Option<Value>,
-    #[serde(default)]
-    decoder: Option<Value>,
-    model: Model,
-}
-
-impl File {
-    fn normalization(&self) -> Result<Normalization> {
-        match &self.normalizer {
-            None => Ok(Normalization::None),
-            Some(part) if *part == json!({"type": "NFC"}) => Ok(Normalization::Nfc),
-            Some(part) => Err(unsupported("normalizer", part)),
-        }
+/// The pattern, if nothing in the file around the model changes ids in a way that is not supported.
+fn supported_pattern(file: &File) -> Result<Pattern> {
+    // The decoder of byte-level tokens is always the same.
+    if !file.decoder.is_null() && type_of(&file.decoder) != Some("ByteLevel") {
+        return Err(unsupported("decoder", &file.decoder));
     }
-
-    /// The pattern, if nothing in the file around the model changes ids in a way that is not supported.
-    fn supported_pattern(&self) -> Result<Pattern> {
-        for (name, part) in [("truncation", &self.truncation), ("padding", &self.padding)] {
-            if let Some(part) = part {
-                return Err(unsupported(name, part));
-            }
+    match steps(&file.pre_tokenizer, "pretokenizers") {
+        [only] if is_byte_level(only, true) => Ok(Pattern::Gpt2),
+        [digits, rest] if is_byte_level(rest, true) && is_single_digits(digits) => {
+            Ok(Pattern::gpt2_single_digits())
         }
-        // A ByteLevel post-processor moves offsets only, and the decoder of byte-level tokens is always the
-        // same.
-        for (name, part) in [("post_processor", &self.post_processor), ("decoder", &self.decoder)] {
-            if let Some(part) = part
-                && type_of(part) != Some("ByteLevel")
-            {
-                return Err(unsupported(name, part));
-            }
+        [split, rest] if is_byte_level(rest, false) => {
+            split_regex(split).ok_or_else(|| unsupported("pre_tokenizer", split))
         }
-        let steps = match type_of(&self.pre_tokenizer) {
-            Some("Sequence") => self.pre_tokenizer["pretokenizers"].as_array().map_or(&[][..], Vec::as_slice),
-            _ => std::slice::from_ref(&self.pre_tokenizer),
-        };
-        match steps {
-            [only] if is_byte_level(only, true) => Ok(Pattern::Gpt2),
-            [split, rest] if is_byte_level(rest, false) => {
-                split_regex(split).ok_or_else(|| unsupported("pre_tokenizer", split))
-            }
-            _ => Err(unsupported("pre_tokenizer", &self.pre_tokenizer)),
-        }
+        _ => Err(unsupported("pre_tokenizer", &file.pre_tokenizer)),
     }
-}
-
-fn type_of(part: &Value) -> Option<&str> {
-    part.get("type")?.as_str()
-}
-
-fn unsupported(name: &str, part: &Value) -> Error {
-    const MAX_SHOWN_CHARACTERS: usize = 200;
-    let shown: String = part.to_string().chars().take(MAX_SHOWN_CHARACTERS).collect();
-    Error::Unsupported(format!("the {name} {shown}"))
 }
 
 fn is_byte_level(step: &Value, use_regex: bool) -> bool {
@@ -273,146 +202,13 @@ fn is_byte_level(step: &Value, use_regex: bool) -> bool {
         && step.get("use_regex").unwrap_or(&json!(true)) == &json!(use_regex)
 }
 
+fn is_single_digits(step: &Value) -> bool {
+    type_of(step) == Some("Digits") && step["individual_digits"] == json!(true)
+}
+
 fn split_regex(step: &Value) -> Option<Pattern> {
     let isolated = type_of(step) == Some("Split")
         && step["behavior"] == json!("Isolated")
         && step.get("invert").unwrap_or(&json!(false)) == &json!(false);
     isolated.then(|| step["pattern"]["Regex"].as_str()).flatten().map(Pattern::from_regex)
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AddedToken {
-    id: u32,
-    content: String,
-    #[serde(default)]
-    single_word: bool,
-    #[serde(default)]
-    lstrip: bool,
-    #[serde(default)]
-    rstrip: bool,
-    /// Whether it is found in normalised text; without a normalizer this has no effect.
-    #[serde(default)]
-    normalized: bool,
-    /// Whether decoders may leave it out; it is found in text either way.
-    #[serde(default)]
-    special: bool,
-}
-
-impl AddedToken {
-    fn special(text: &str, id: u32) -> Self {
-        let content = text.to_owned();
-        Self {
-            id,
-            content,
-            single_word: false,
-            lstrip: false,
-            rstrip: false,
-            normalized: false,
-            special: true,
-        }
-    }
-
-    fn as_special(&self) -> Result<(String, u32)> {
-        for (set, name) in
-            [(self.single_word, "single_word"), (self.lstrip, "lstrip"), (self.rstrip, "rstrip")]
-        {
-            if set {
-                return Err(Error::Unsupported(format!("the {name} added token {:?}", self.content)));
-            }
-        }
-        Ok((self.content.clone(), self.id))
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Model {
-    #[serde(default)]
-    r#type: Option<String>,
-    #[serde(default)]
-    dropout: Option<f64>,
-    #[serde(default)]
-    unk_token: Option<String>,
-    #[serde(default)]
-    continuing_subword_prefix: Option<String>,
-    #[serde(default)]
-    end_of_word_suffix: Option<String>,
-    /// Every byte has a token, so there is never an unknown one to fuse.
-    #[serde(default, rename = "fuse_unk")]
-    _fuse_unk: bool,
-    #[serde(default)]
-    byte_fallback: bool,
-    #[serde(default)]
-    ignore_merges: bool,
-    vocab: Vocab,
-    merges: Vec<Merge>,
-}
-
-impl Model {
-    fn check_supported(&self) -> Result<()> {
-        let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let problem = match &self.r#type {
-            Some(name) if name != "BPE" => Some(format!("a {name} model")),
-            _ if self.dropout.is_some_and(|dropout| dropout != 0.0) => Some("merge dropout".to_owned()),
-            _ if self.unk_token.is_some() => Some("an unknown token".to_owned()),
-            _ if is_set(&self.continuing_subword_prefix) => Some("a continuing-subword prefix".to_owned()),
-            _ if is_set(&self.end_of_word_suffix) => Some("an end-of-word suffix".to_owned()),
-            _ if self.byte_fallback => Some("byte fallback".to_owned()),
-            _ => None,
-        };
-        problem.map_or(Ok(()), |problem| Err(Error::Unsupported(problem)))
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge {
-    Joined(String),
-    Pair(String, String),
-}
-
-impl Merge {
-    fn names(&self) -> Result<(&str, &str)> {
-        match self {
-            Self::Pair(left, right) => Ok((left, right)),
-            Self::Joined(text) => two_names(text),
-        }
-    }
-}
-
-fn two_names(text: &str) -> Result<(&str, &str)> {
-    let bad = || Error::Format(format!("the merge {text:?} is not two tokens with a space between"));
-    text.split_once(' ').filter(|(_, right)| !right.contains(' ')).ok_or_else(bad)
-}
-
-/// The vocabulary in file order, in which a name must not occur twice.
-struct Vocab(Vec<(String, u64)>);
-
-impl<'de> Deserialize<'de> for Vocab {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Vocab;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map from tokens to ids")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Vocab, A::Error> {
-                let mut entries = Vec::new();
-                let mut seen = hashbrown::HashSet::new();
-                while let Some((name, id)) = map.next_entry::<String, u64>()? {
-                    if !seen.insert(name.clone()) {
-                        return Err(serde::de::Error::custom(format!(
-                            "token {name:?} occurs twice in the vocabulary"
-                        )));
-                    }
-                    entries.push((name, id));
-                }
-                Ok(Vocab(entries))
-            }
-        }
-        deserializer.deserialize_map(Entries)
-    }
 }

@@ -27,7 +27,38 @@ const MAX_SCANNED_BYTES: usize = 64;
 #[derive(Debug, Clone)]
 pub(crate) struct MergeTable {
     byte_ids: [u32; 256],
+    /// What merging starts from, if not from bytes.
+    characters: Option<Box<Characters>>,
     pairs: PairTable,
+}
+
+/// The tokens that merging starts from where text is made of characters.
+#[derive(Debug, Clone)]
+pub(crate) struct Characters {
+    /// By character.
+    pub(crate) tokens: HashMap<char, u32>,
+    /// What a character without a token becomes, byte by byte.
+    pub(crate) bytes: Option<Box<[u32; 256]>>,
+}
+
+impl Characters {
+    /// Appends the tokens of the text's characters. One that has neither a token nor tokens of its bytes is left out.
+    fn extend(&self, piece: &[u8], out: &mut Vec<u32>) {
+        let of_bytes = |bytes: &[u8], out: &mut Vec<u32>| {
+            if let Some(ids) = &self.bytes {
+                out.extend(bytes.iter().map(|&byte| ids[usize::from(byte)]));
+            }
+        };
+        for chunk in piece.utf8_chunks() {
+            for character in chunk.valid().chars() {
+                match self.tokens.get(&character) {
+                    Some(&id) => out.push(id),
+                    None => of_bytes(character.encode_utf8(&mut [0; 4]).as_bytes(), out),
+                }
+            }
+            of_bytes(chunk.invalid(), out);
+        }
+    }
 }
 
 impl MergeTable {
@@ -37,10 +68,6 @@ impl MergeTable {
         ordinary: &HashMap<Box<[u8]>, u32>,
         merges: &[(u32, u32)],
     ) -> Result<Self> {
-        if merges.len() > MAX_MERGES {
-            let n_merges = merges.len();
-            return Err(Error::Format(format!("it has {n_merges} merges, and {MAX_MERGES} are the limit")));
-        }
         let mut table = Self::of_bytes(ordinary, merges.len())?;
         let bytes_of = |id: u32, rank: u32| {
             let bytes = tokens.get(id as usize).and_then(Option::as_deref);
@@ -68,13 +95,26 @@ impl MergeTable {
 
     /// A table without merges, with room for `n_merges`.
     pub(super) fn of_bytes(ordinary: &HashMap<Box<[u8]>, u32>, n_merges: usize) -> Result<Self> {
+        check_number(n_merges)?;
         let mut byte_ids = [0; 256];
         for (byte_id, byte) in byte_ids.iter_mut().zip(0..=u8::MAX) {
             *byte_id = *ordinary
                 .get(&[byte][..])
                 .ok_or_else(|| Error::Format(format!("byte 0x{byte:02x} has no token of its own")))?;
         }
-        Ok(Self { byte_ids, pairs: PairTable::with_room(n_merges) })
+        Ok(Self { byte_ids, characters: None, pairs: PairTable::with_room(n_merges) })
+    }
+
+    /// A table without merges that starts from characters, with room for `n_merges`.
+    pub(super) fn of_characters(characters: Characters, n_merges: usize) -> Result<Self> {
+        check_number(n_merges)?;
+        let pairs = PairTable::with_room(n_merges);
+        Ok(Self { byte_ids: [0; 256], characters: Some(Box::new(characters)), pairs })
+    }
+
+    /// What merging starts from, if not from bytes.
+    pub(super) fn characters(&self) -> Option<&Characters> {
+        self.characters.as_deref()
     }
 
     /// Adds a merge and says whether it is new. There must be room.
@@ -96,34 +136,53 @@ impl MergeTable {
 
     /// Appends the tokens of one piece.
     pub(crate) fn encode_piece(&self, piece: &[u8], out: &mut Vec<u32>) {
-        if piece.len() <= MAX_SHORT_BYTES {
-            self.merge_short(piece, out);
-        } else if piece.len() <= MAX_SCANNED_BYTES {
-            self.scan(piece, out);
+        let start = out.len();
+        if let Some(characters) = &self.characters {
+            characters.extend(piece, out);
+        } else if piece.len() <= MAX_SHORT_BYTES {
+            return self.merge_short(piece.iter().map(|&byte| self.byte_id(byte)), out);
         } else {
-            self.merge_by_heap(piece, out);
+            out.extend(piece.iter().map(|&byte| self.byte_id(byte)));
+        }
+        self.merge_from(start, out);
+    }
+
+    /// Merges what `out` has from `start`.
+    fn merge_from(&self, start: usize, out: &mut Vec<u32>) {
+        match out.len() - start {
+            0 | 1 => {}
+            n_symbols @ 2..=MAX_SHORT_BYTES => {
+                let mut symbols = [0; MAX_SHORT_BYTES];
+                symbols[..n_symbols].copy_from_slice(&out[start..]);
+                out.truncate(start);
+                self.merge_short(symbols.into_iter().take(n_symbols), out);
+            }
+            n_symbols if n_symbols <= MAX_SCANNED_BYTES => self.scan(start, out),
+            _ => self.merge_by_heap(start, out),
         }
     }
 
     /// Symbols stay where their first byte is; a bit says which are left. A pair's rank and place are one number, so that
     /// the least of the numbers is the pair to merge.
-    fn merge_short(&self, piece: &[u8], out: &mut Vec<u32>) {
+    #[inline(always)]
+    fn merge_short(&self, piece: impl ExactSizeIterator<Item = u32>, out: &mut Vec<u32>) {
         const NEVER: i32 = i32::MAX;
+        let n_symbols = piece.len();
         let mut symbols = [0; MAX_SHORT_BYTES];
         let mut results = [0; MAX_SHORT_BYTES];
         let mut order = [NEVER; MAX_SHORT_BYTES];
-        for (symbol, &byte) in symbols.iter_mut().zip(piece) {
-            *symbol = self.byte_id(byte);
+        for (symbol, id) in symbols.iter_mut().zip(piece) {
+            *symbol = id;
         }
         let priority = |merge: Merge, at: usize| {
             if merge.rank == NONE.rank { NEVER } else { (merge.rank << 4) as i32 | at as i32 }
         };
-        for at in 1..piece.len() {
+        for at in 1..n_symbols {
             let merge = self.pair(symbols[at - 1], symbols[at]);
             order[at - 1] = priority(merge, at - 1);
             results[at - 1] = merge.result;
         }
-        let mut left = (1u32 << piece.len()) - 1;
+        let mut left = (1u32 << n_symbols) - 1;
         loop {
             let first = order.iter().fold(NEVER, |least, &other| least.min(other));
             if first == NEVER {
@@ -157,9 +216,7 @@ impl MergeTable {
         }
     }
 
-    fn scan(&self, piece: &[u8], out: &mut Vec<u32>) {
-        let start = out.len();
-        out.extend(piece.iter().map(|&byte| self.byte_id(byte)));
+    fn scan(&self, start: usize, out: &mut Vec<u32>) {
         loop {
             let symbols = &out[start..];
             let mut best = (0, NONE);
@@ -178,8 +235,9 @@ impl MergeTable {
         }
     }
 
-    fn merge_by_heap(&self, piece: &[u8], out: &mut Vec<u32>) {
-        let mut chain = Chain::new(piece.iter().map(|&byte| self.byte_id(byte)));
+    fn merge_by_heap(&self, start: usize, out: &mut Vec<u32>) {
+        let mut chain = Chain::new(out.drain(start..));
+        let n_symbols = chain.symbols.len();
         let mut heap = BinaryHeap::new();
         let offer = |heap: &mut BinaryHeap<_>, chain: &Chain, at: usize| {
             let Some((left, right)) = chain.pair_at(at) else {
@@ -190,7 +248,7 @@ impl MergeTable {
                 heap.push(Reverse((merge.rank, at, left, right, merge.result)));
             }
         };
-        for at in 0..piece.len() {
+        for at in 0..n_symbols {
             offer(&mut heap, &chain, at);
         }
         while let Some(Reverse((_, at, left, right, result))) = heap.pop() {
@@ -206,6 +264,13 @@ impl MergeTable {
         }
         out.extend(chain.symbols());
     }
+}
+
+fn check_number(n_merges: usize) -> Result<()> {
+    if n_merges <= MAX_MERGES {
+        return Ok(());
+    }
+    Err(Error::Format(format!("it has {n_merges} merges, and {MAX_MERGES} are the limit")))
 }
 
 /// Symbols of a piece in a doubly linked list over the positions of its bytes.
@@ -298,14 +363,18 @@ mod tests {
         runner
             .run(&(pairs, piece), |(pairs, piece)| {
                 let table = table(&pairs);
-                let (mut scanned, mut heaped) = (vec![9], vec![9]);
-                table.scan(&piece, &mut scanned);
-                table.merge_by_heap(&piece, &mut heaped);
+                let symbols = |piece: &[u8]| {
+                    let bytes = piece.iter().map(|&byte| table.byte_id(byte));
+                    [9].into_iter().chain(bytes).collect::<Vec<u32>>()
+                };
+                let (mut scanned, mut heaped) = (symbols(&piece), symbols(&piece));
+                table.scan(1, &mut scanned);
+                table.merge_by_heap(1, &mut heaped);
                 prop_assert_eq!(&scanned, &heaped);
                 let start = &piece[..piece.len().min(MAX_SHORT_BYTES)];
-                let (mut scanned, mut short) = (vec![9], vec![9]);
-                table.scan(start, &mut scanned);
-                table.merge_short(start, &mut short);
+                let (mut scanned, mut short) = (symbols(start), vec![9]);
+                table.scan(1, &mut scanned);
+                table.merge_short(start.iter().map(|&byte| table.byte_id(byte)), &mut short);
                 prop_assert_eq!(scanned, short);
                 Ok(())
             })

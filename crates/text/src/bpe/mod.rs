@@ -6,12 +6,16 @@ pub(crate) mod learn;
 mod merge;
 mod pairs;
 pub(crate) mod reference;
+pub(crate) mod sentencepiece;
 pub(crate) mod tiktoken;
 pub(crate) mod train;
 mod vocabulary;
 
+use std::borrow::Cow;
+
 use hashbrown::HashMap;
 
+use crate::frame::Frame;
 use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
@@ -27,6 +31,7 @@ pub(crate) struct Bpe {
     splitter: Splitter,
     normalization: Normalization,
     specials: Specials,
+    frame: Frame,
     /// Its tokens are by id; special tokens hold their text; `None` is an id that is not used.
     model: Model,
     ignore_merges: bool,
@@ -38,6 +43,7 @@ pub(crate) struct Parts {
     pub(crate) pattern: Pattern,
     pub(crate) normalization: Normalization,
     pub(crate) specials: Specials,
+    pub(crate) frame: Frame,
     /// Ordinary and special tokens; ids need not be dense.
     pub(crate) tokens: Vec<Option<Box<[u8]>>>,
     /// Pairs of ids, in order of rank.
@@ -49,14 +55,15 @@ impl Bpe {
     /// Checks the parts: every byte and every result of a merge must be an ordinary token, no merge may occur
     /// twice.
     pub(crate) fn new(parts: Parts) -> Result<Self> {
-        let Parts { pattern, normalization, specials, tokens, merges, ignore_merges } = parts;
+        let Parts { pattern, normalization, specials, frame, tokens, merges, ignore_merges } = parts;
+        frame.check(|id| tokens.get(id as usize).is_some_and(Option::is_some))?;
         let ordinary = ids_of_ordinary_tokens(&tokens, &specials)?;
         let table = MergeTable::new(&tokens, &ordinary, &merges)?;
         let n_ordinary = ordinary.len();
         let whole_pieces = if ignore_merges { ordinary } else { HashMap::new() };
         let splitter = Splitter::new(&pattern)?;
         let model = Model { tokens, merges, table, n_ordinary, whole_pieces };
-        Ok(Self { splitter, normalization, specials, model, ignore_merges, encoders: Pool::default() })
+        Ok(Self { splitter, normalization, specials, frame, model, ignore_merges, encoders: Pool::default() })
     }
 
     pub(crate) fn pattern(&self) -> &Pattern {
@@ -69,6 +76,10 @@ impl Bpe {
 
     pub(crate) fn specials(&self) -> &Specials {
         &self.specials
+    }
+
+    pub(crate) fn frame(&self) -> &Frame {
+        &self.frame
     }
 
     pub(crate) fn tokens(&self) -> &[Option<Box<[u8]>>] {
@@ -85,13 +96,17 @@ impl Bpe {
         self.normalization == other.normalization && self.model.encodes_as(&other.model)
     }
 
-    /// Appends the tokens of `text`, in which special tokens mean nothing.
+    /// The text as it is encoded.
+    pub(crate) fn normalise<'t>(&self, text: &'t [u8]) -> Cow<'t, [u8]> {
+        self.normalization.apply(text)
+    }
+
+    /// Appends the tokens of normalised text, in which special tokens mean nothing.
     ///
     /// Ids must fit `I`.
     pub(crate) fn encode<I: Id>(&self, text: &[u8], out: &mut Vec<I>) -> Result<()> {
         let Self { splitter, model, .. } = self;
-        let text = self.normalization.apply(text);
-        self.encoders.with_encoder(model, |encoder| encoder.encode(model, splitter, &text, out))
+        self.encoders.with_encoder(model, |encoder| encoder.encode(model, splitter, text, out))
     }
 }
 
@@ -102,7 +117,7 @@ fn ids_of_ordinary_tokens(
     let mut ids = HashMap::with_capacity(tokens.len());
     for (token, id) in tokens.iter().zip(0..) {
         let Some(bytes) = token else { continue };
-        if specials.as_slice().binary_search_by_key(&id, |&(_, id)| id).is_ok() {
+        if specials.has_id(id) {
             continue;
         }
         if bytes.is_empty() {

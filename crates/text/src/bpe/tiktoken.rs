@@ -9,6 +9,7 @@
 
 use super::merge::MergeTable;
 use super::{Bpe, Parts, ids_of_ordinary_tokens};
+use crate::frame::Frame;
 use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
@@ -102,7 +103,8 @@ pub(crate) fn from_ranks(text: &[u8], settings: Option<&RankFileSettings>) -> Re
     }
     let merges = merges_of(&tokens, &specials, &ranked)?;
     let (pattern, normalization) = (settings.pattern.clone(), Normalization::None);
-    Bpe::new(Parts { pattern, normalization, specials, tokens, merges, ignore_merges: true })
+    let frame = Frame::default();
+    Bpe::new(Parts { pattern, normalization, specials, frame, tokens, merges, ignore_merges: true })
 }
 
 fn merges_of(

@@ -10,6 +10,7 @@
 use super::learn::{LearnRoom, learn_bpe};
 use super::vocabulary::{Pair, Vocabulary};
 use super::{Bpe, Parts};
+use crate::frame::Frame;
 use crate::normal::Normalization;
 use crate::pattern::Pattern;
 use crate::special::Specials;
@@ -108,7 +109,9 @@ pub(super) fn finish(options: &BpeOptions, vocabulary: &Vocabulary, merges: Vec<
     let tokens = vocabulary.tokens.iter().map(|token| Some((**token).into())).collect();
     let pattern = options.pattern.clone();
     let normalization = Normalization::None;
-    let bpe = Bpe::new(Parts { pattern, normalization, specials, tokens, merges, ignore_merges: false })?;
+    let frame = Frame::default();
+    let bpe =
+        Bpe::new(Parts { pattern, normalization, specials, frame, tokens, merges, ignore_merges: false })?;
     Tokenizer::from_bpe(bpe)
 }
 

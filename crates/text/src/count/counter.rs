@@ -8,7 +8,7 @@ use super::key::{MAX_PACKED, N_PARTITIONS, Packed, hash, hash_packed, pack};
 use super::spill::{SPILL_BYTES, Spill};
 use super::table::Table;
 use crate::pattern::Pattern;
-use crate::scan::Ends;
+use crate::scan::{Ends, FindEnds};
 use crate::scratch::check_free;
 use crate::special::{Part, Specials};
 use crate::splitter::Splitter;

@@ -56,12 +56,17 @@ impl Ends {
         &self.ends[..self.len]
     }
 
-    fn is_full(&self) -> bool {
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
         self.len >= BATCH
     }
 
+    /// Adds an end; there must be room, which there is unless the batch is full.
     #[inline(always)]
-    fn push(&mut self, end: usize) {
+    pub(crate) fn push(&mut self, end: usize) {
         self.ends[self.len] = end;
         self.len += 1;
     }
@@ -85,6 +90,21 @@ impl Ends {
     }
 }
 
+/// Finds the pieces of valid text.
+pub(crate) trait FindEnds {
+    /// Finds the ends of pieces from `from`, where a piece must start, until the batch is full or the text ends.
+    ///
+    /// The last end is where to go on.
+    fn ends(&self, text: &str, from: usize, ends: &mut Ends);
+}
+
+impl FindEnds for Scanner {
+    fn ends(&self, text: &str, from: usize, ends: &mut Ends) {
+        ends.clear();
+        simd::fill(self, text, from, ends);
+    }
+}
+
 impl Scanner {
     /// A scanner for a built-in pattern; none for a regular expression of the user's.
     pub(crate) fn new(pattern: &Pattern) -> Option<Self> {
@@ -101,14 +121,6 @@ impl Scanner {
             Pattern::Regex(_) => return None,
         };
         Some(Self { rules, classes: Classes::new(), instructions })
-    }
-
-    /// Finds the ends of pieces from `from`, where a piece must start, until the batch is full or the text ends.
-    ///
-    /// The last end is where to go on.
-    pub(crate) fn ends(&self, text: &str, from: usize, ends: &mut Ends) {
-        ends.len = 0;
-        simd::fill(self, text, from, ends);
     }
 
     /// The last place in `text` at which it can be cut into two texts that together have the same pieces, whatever follows.

@@ -32,12 +32,15 @@ pub(super) struct Backtracker {
 const NO_TOKEN: u32 = u32::MAX;
 
 impl Backtracker {
-    /// `None` for merges that are not closed: one joins what another of higher rank makes.
+    /// `None` for merges that are not closed: one joins what another of higher rank makes; and for merges of characters.
     pub(super) fn new(
         tokens: &[Option<Box<[u8]>>],
         merges: &[(u32, u32)],
         table: &MergeTable,
     ) -> Option<Self> {
+        if table.characters().is_some() {
+            return None;
+        }
         let mut last_made = vec![0; tokens.len()];
         for (&(left, right), rank) in merges.iter().zip(1..) {
             last_made[table.pair(left, right).result as usize] = rank;

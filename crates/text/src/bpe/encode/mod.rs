@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use super::merge::MergeTable;
 use crate::Result;
 use crate::count::key::{MAX_PACKED, Packed, hash_packed, pack};
-use crate::scan::{Ends, Scanner};
+use crate::scan::{Ends, FindEnds};
 use crate::splitter::Splitter;
 use crate::stretches::{Stretch, stretches};
 use backtrack::{Backtracker, PairMemo};
@@ -227,21 +227,37 @@ impl Encoder {
         text: &[u8],
         out: &mut Vec<I>,
     ) -> Result<()> {
-        let Self { tables, ends, batch, memory } = self;
-        let mut work = Work { model, backtracker: tables.backtracker.as_ref(), batch, memory, out };
-        let Some(scanner) = splitter.scanner() else {
-            return splitter.for_each_piece(text, |piece| {
-                work.encode_piece(piece);
-                Ok(())
-            });
-        };
+        if let Some(scanner) = splitter.scanner() {
+            self.encode_cut_by(model, scanner, text, out);
+            return Ok(());
+        }
+        let (mut work, _) = self.work(model, out);
+        splitter.for_each_piece(text, |piece| {
+            work.encode_piece(piece);
+            Ok(())
+        })
+    }
+
+    /// Appends the tokens of `text`, whose pieces `scanner` finds; stretches that are no text are pieces.
+    pub(super) fn encode_cut_by<I: Id>(
+        &mut self,
+        model: &Model,
+        scanner: &impl FindEnds,
+        text: &[u8],
+        out: &mut Vec<I>,
+    ) {
+        let (mut work, ends) = self.work(model, out);
         for stretch in stretches(text) {
             match stretch {
                 Stretch::Text(text) => work.encode_text(scanner, ends, text),
                 Stretch::Invalid(bytes) => work.encode_piece(bytes),
             }
         }
-        Ok(())
+    }
+
+    fn work<'w, I: Id>(&'w mut self, model: &'w Model, out: &'w mut Vec<I>) -> (Work<'w, I>, &'w mut Ends) {
+        let Self { tables, ends, batch, memory } = self;
+        (Work { model, backtracker: tables.backtracker.as_ref(), batch, memory, out }, ends)
     }
 }
 
@@ -255,7 +271,7 @@ struct Work<'w, I> {
 }
 
 impl<I: Id> Work<'_, I> {
-    fn encode_text(&mut self, scanner: &Scanner, ends: &mut Ends, text: &str) {
+    fn encode_text(&mut self, scanner: &impl FindEnds, ends: &mut Ends, text: &str) {
         let mut start = 0;
         while start < text.len() {
             scanner.ends(text, start, ends);

@@ -59,7 +59,16 @@ fn bpe(drawn: &[(u8, u8, u8)], closed: bool, ignore_merges: bool) -> Bpe {
     let (tokens, merges) = vocabulary(drawn, closed);
     let specials = Specials::new(Vec::new()).unwrap();
     let (pattern, normalization) = (Pattern::Gpt2, Normalization::None);
-    Bpe::new(Parts { pattern, normalization, specials, tokens, merges, ignore_merges }).unwrap()
+    Bpe::new(Parts {
+        pattern,
+        normalization,
+        specials,
+        frame: crate::frame::Frame::default(),
+        tokens,
+        merges,
+        ignore_merges,
+    })
+    .unwrap()
 }
 
 fn runner(cases: u32) -> TestRunner {
