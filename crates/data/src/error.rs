@@ -189,6 +189,22 @@ pub enum Error {
         /// Which rule is broken.
         reason: String,
     },
+    /// A GGUF file that breaks the format's rules.
+    #[error("{} is not a valid GGUF file: {reason}; fetch or write it again", path.display())]
+    BadGguf {
+        /// The file.
+        path: PathBuf,
+        /// Which rule is broken.
+        reason: String,
+    },
+    /// A checkpoint of llm.c that breaks the format's rules.
+    #[error("{} is not a checkpoint of llm.c that can be read: {reason}; write it again", path.display())]
+    BadLlmc {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// Weights in a pickle.
     #[error(
         "{} is a pickle, which can run any program when it is read, so it never is: convert it where you trust it, with \
@@ -259,6 +275,8 @@ impl Error {
             | Error::EmptySplit { .. }
             | Error::Encode { .. }
             | Error::Pickle { .. }
+            | Error::BadGguf { .. }
+            | Error::BadLlmc { .. }
             | Error::BadSafetensors { .. } => Class::BadData,
             Error::TokenizerMismatch { .. } | Error::BadTensor { .. } => Class::Mismatch,
             Error::BadSetting { .. } | Error::OutOfRange { .. } => Class::BadSetting,

@@ -53,6 +53,8 @@
 //!   [packed](Sampler::Packed) or [bucketed](Sampler::Bucketed) by length
 //! - [`yardsticks`]: cross-entropies of unigram and bigram counts
 //! - [`safetensors`]: the container of model weights and optimiser state
+//! - [`gguf`]: the container of llama.cpp's models, read with and without quantisation
+//! - [`llmc`]: the checkpoints of llm.c
 //! - [`builtin`]: a seeded corpus of small stories
 //!
 //! Nothing here prints, reads the environment or holds global state; [`Error::class`] tells a program its exit code.
@@ -62,7 +64,9 @@ pub mod builtin;
 mod dataset;
 pub mod documents;
 mod error;
+pub mod gguf;
 mod inspect;
+pub mod llmc;
 mod loader;
 pub mod manifest;
 pub mod order;

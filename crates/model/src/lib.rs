@@ -38,7 +38,9 @@ mod engine;
 mod error;
 mod evaluation;
 mod generate;
+mod gguf;
 mod hugging_face;
+mod llmc;
 mod objective;
 mod sampling;
 mod stored;
@@ -55,6 +57,7 @@ pub use generate::{
     Finish, GenerateOptions, Generated, Generator, GeneratorCounts, GeneratorOptions, Refill, Request,
     RequestId, Token, Window,
 };
+pub use gguf::save_gguf;
 pub use ironmill_compute::Verdict;
 pub use objective::Objective;
 pub use sampling::{LogProbability, Place, Sampler, Sampling};

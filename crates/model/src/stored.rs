@@ -1,9 +1,13 @@
-//! Models as they lie on a disk, read one parameter at a time: whatever the container, what comes out is a [`Model`] and
+//! Models as they lie on a disk: a Hugging Face folder, a GGUF file or a checkpoint of llm.c, read one parameter at a time: whatever the container, what comes out is a [`Model`] and
 //! values in the flat layout.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
 
-use ironmill_data::safetensors::Parts;
+use ironmill_data::{llmc::MAGIC, safetensors::Parts};
 use ironmill_graph::Parameter;
 
 use crate::{
@@ -11,6 +15,7 @@ use crate::{
     checkpoint,
     config::{Architecture, ModelConfig},
     error::{Error, Result},
+    gguf, llmc,
     weights::{is_transposed, transpose},
 };
 
@@ -27,9 +32,34 @@ pub(crate) trait Source {
 }
 
 impl Stored {
-    /// Opens a checkpoint or any other Hugging Face folder: sizes and names are checked, values are not read yet.
+    /// Opens a checkpoint or any other Hugging Face folder, a GGUF file or a checkpoint of llm.c: sizes and names are checked, values
+    /// are not read yet.
     pub fn open(path: &Path) -> Result<Stored> {
+        if path.is_file() {
+            return Self::open_file(path);
+        }
         Self::of(path, Model::new(checkpoint::read_config(path)?)?)
+    }
+
+    fn open_file(path: &Path) -> Result<Stored> {
+        let mut start = [0; 4];
+        let read = fs::File::open(path).and_then(|mut file| file.read(&mut start));
+        let length = read.map_err(Error::io(path))?;
+        match &start[..length] {
+            b"GGUF" => gguf::open(path),
+            word if word == MAGIC.to_le_bytes() => llmc::open(path),
+            // A zip, as PyTorch writes it, or a bare pickle.
+            [b'P', b'K', ..] | [0x80, ..] => Err(ironmill_data::Error::Pickle { path: path.into() }.into()),
+            _ => {
+                let problem = "is neither a GGUF file nor a checkpoint of llm.c".into();
+                Err(Error::NotAModel { path: path.into(), problem })
+            }
+        }
+    }
+
+    /// A model whose parameters come from somewhere.
+    pub(crate) fn new(model: Model, source: Box<dyn Source>) -> Stored {
+        Stored { model, source }
     }
 
     /// The same of a model whose sizes are known.

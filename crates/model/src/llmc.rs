@@ -1,0 +1,30 @@
+//! Models of llm.c: GPT-2s with the activations and biases of the original.
+
+use std::path::Path;
+
+use ironmill_data::llmc::Llmc;
+use ironmill_graph::Parameter;
+
+use crate::{
+    architecture::Model,
+    config::{Architecture, ModelConfig},
+    error::Result,
+    stored::{Source, Stored},
+};
+
+/// Opens a file: its sizes, and where its parameters are read from.
+pub(crate) fn open(path: &Path) -> Result<Stored> {
+    let file = Llmc::open(path)?;
+    let config = ModelConfig {
+        vocab_size: file.vocab_size,
+        context: file.context,
+        ..ModelConfig::new(Architecture::Gpt2, file.layers, file.heads, file.width)
+    };
+    Ok(Stored::new(Model::new(config)?, Box::new(file)))
+}
+
+impl Source for Llmc {
+    fn read(&self, _: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()> {
+        Ok(self.read_f32(parameter.name.trim_start_matches("transformer."), out)?)
+    }
+}
