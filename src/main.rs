@@ -1,6 +1,7 @@
 //! The `ironmill` program: raw text to a trained language model.
 
 mod bench;
+mod chat;
 mod cli;
 mod config;
 mod failure;
@@ -14,5 +15,9 @@ mod stages;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::main(std::env::args_os().collect())
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if chat::sandbox::is_asked(&arguments) {
+        return chat::sandbox::serve();
+    }
+    cli::main(arguments)
 }

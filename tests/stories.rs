@@ -65,6 +65,10 @@ mod keep_my_work;
 #[path = "stories/sample_text.rs"]
 mod sample_text;
 
+/// A model that answers, line by line.
+#[path = "stories/hold_a_conversation.rs"]
+mod hold_a_conversation;
+
 /// One table: every key of a configuration, a value that is not its default, and where the difference shows.
 #[path = "stories/every_key_has_an_effect.rs"]
 mod every_key_has_an_effect;

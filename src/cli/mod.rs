@@ -1,6 +1,7 @@
 //! The command line: a file per command, and the way from arguments to an exit code.
 
 mod bench;
+mod chat;
 mod completions;
 mod config;
 mod data;
@@ -83,6 +84,8 @@ enum Command {
     Eval(eval::Args),
     /// Text from a model
     Sample(sample::Args),
+    /// A conversation with a model, in the terminal
+    Chat(chat::Args),
     /// Train many runs over lists and ranges of keys, and compare them
     Sweep(sweep::Args),
     /// A page of one or more runs: curves, speed, memory, samples
@@ -167,6 +170,7 @@ fn run(context: &Context, command: Command) -> ExitCode {
         Command::Train(args) => train::run_train(context, &args),
         Command::Eval(args) => eval::run(context, &args),
         Command::Sample(args) => sample::run(context, &args),
+        Command::Chat(args) => chat::run(context, &args),
         Command::Sweep(args) => sweep::run(context, &args),
         Command::Report(args) => report::run(context, &args),
         Command::Config(command) => config::run(context, command),

@@ -1,5 +1,6 @@
 //! The stages of the pipeline, as the commands and the whole run use them.
 
+pub mod chatting;
 pub mod corpus;
 pub mod cuda;
 pub mod data;

@@ -24,6 +24,7 @@ const USES: &[(&str, &str)] = &[
     ("sweep sweep.toml --list", "runs"),
     ("eval run", "loss"),
     ("sample run -n 2", "text"),
+    ("chat run --template chatml", "answers"),
     ("doctor", "flops_per_s"),
     ("bench ops --quick --only attention", "kind"),
     ("bench step --quick --model 1x2x16 --batch 2 --context 8", "kind"),
