@@ -2,6 +2,7 @@
 
 mod card;
 mod clock;
+pub mod generate;
 mod limits;
 pub mod ops;
 mod precision;

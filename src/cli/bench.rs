@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::bench::step::{Plan, Sizes};
-use crate::bench::{Precision, Settings, ops, step, tokenizer};
+use crate::bench::{Precision, Settings, generate, ops, step, tokenizer};
 use crate::failure::{Code, Failure, Result};
 use crate::stages::cuda;
 use std::num::NonZeroUsize;
@@ -38,6 +38,18 @@ Examples:
   ironmill bench step --device cuda --precision bf16 --model llama:12x12x768 --vocab 50304 --batch 64 --context 1024
   ironmill bench step --model 2x2x64 --batch 8 --context 32 --steps 20 --json")]
     Step(StepArgs),
+    /// Generation: prompts read and tokens written a second, and their share of what arithmetic and memory allow
+    #[command(after_help = "\
+A model of random weights continues random prompts. A step writes one token of every text: it reads all weights of products
+and all that the caches hold, and its share is of the rate at which the machine reads memory (on a card: copies). Reading
+prompts is a share of the peak of arithmetic. In all is from the requests to the last token. tools/peers_generate.py runs
+llama2.c and PyTorch beside it.
+
+Examples:
+  ironmill bench generate --threads 2
+  ironmill bench generate --model llama:12x12x768 --vocab 32000 --precision bf16 --batch 1,4,16
+  ironmill bench generate --device cuda --precision bf16 --model gpt2 --prompt 32 --tokens 256 --batch 1,64")]
+    Generate(GenerateArgs),
     /// Training a tokenizer and encoding with it: reading, scanning, counting, learning, encoding, decoding
     #[command(after_help = "\
 Rates are of text. Counting takes --threads; everything else is one thread's processor time. The share is of the rate at
@@ -110,6 +122,37 @@ pub struct StepArgs {
     quick: bool,
 }
 
+/// The flags of `bench generate`.
+#[derive(clap::Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    common: Common,
+    /// cpu, baby, gpt2, or layers, heads and width as in 4x4x128; llama:… for Llama's style
+    #[arg(long, default_value = "llama:12x12x768", value_parser = Sizes::parse, value_name = "MODEL")]
+    model: Sizes,
+    /// The size of the vocabulary [default: the model's, 32,000 for layers, heads and width]
+    #[arg(long, value_name = "N")]
+    vocab: Option<NonZeroUsize>,
+    /// Texts that are written at a time; several numbers are measured one after another
+    #[arg(long, default_value = "1,4,16", value_delimiter = ',', value_name = "N")]
+    batch: Vec<NonZeroUsize>,
+    /// Tokens of a prompt
+    #[arg(long, default_value = "32", value_name = "N")]
+    prompt: NonZeroUsize,
+    /// Tokens to write behind it
+    #[arg(long, default_value = "64", value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    tokens: u32,
+    /// Draw from so many of the likeliest tokens; 0 takes the likeliest
+    #[arg(long, default_value_t = 50, value_name = "K")]
+    top_k: usize,
+    /// Times that each measurement is taken
+    #[arg(long, default_value = "3", value_name = "N")]
+    rounds: NonZeroUsize,
+    /// A glance at the machine's peak
+    #[arg(long)]
+    quick: bool,
+}
+
 /// The flags of `bench tokenizer`.
 #[derive(clap::Args)]
 pub struct TokenizerArgs {
@@ -151,6 +194,25 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
             let threads = context.threads;
             let plan = tokenizer::Plan { inputs, tokenizer, vocab_size, pattern, threads, quick };
             tokenizer::run(&context.show, &plan)
+        }
+        Command::Generate(args) => {
+            let settings = settings(&args.common, args.quick)?;
+            if matches!(settings.precision, Precision::Fp8 | Precision::Fp8Head) {
+                let message = "generation is in fp32 or bf16 in this version: use --precision bf16";
+                return Err(Failure::new(Code::Usage, message));
+            }
+            // Sizes written out have the vocabulary of Llama's models, not that of characters.
+            let of_model = if args.model.vocab == Sizes::CPU.vocab { 32_000 } else { args.model.vocab };
+            let vocab = args.vocab.map_or(of_model, NonZeroUsize::get);
+            let plan = generate::Plan {
+                sizes: Sizes { vocab, ..args.model },
+                batches: args.batch.iter().map(|batch| batch.get()).collect(),
+                prompt: args.prompt.get(),
+                tokens: args.tokens as usize,
+                top_k: args.top_k,
+                rounds: args.rounds.get(),
+            };
+            generate::run(&context.show, &args.common.device, &plan, settings)
         }
         Command::Ops(args) => {
             let settings = settings(&args.common, args.quick)?;

@@ -158,7 +158,7 @@ fn resolve_sample(mut section: Section<'_>, seed: u64, is_encoder: bool) -> Resu
     }
     at_least("sample.max_tokens", sample.max_tokens, 1)?;
     within("sample.temperature", sample.temperature, 0.0, 100.0)?;
-    within("sample.top_p", sample.top_p, f64::MIN_POSITIVE, 1.0)?;
+    within("sample.top_p", sample.top_p, 0.0, 1.0)?;
     Ok(sample)
 }
 

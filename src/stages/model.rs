@@ -9,10 +9,10 @@ use crate::show::Show;
 use crate::show::numbers::grouped;
 use ironmill_compute::kernel::{CARD_LOGITS, PROCESSOR_LOGITS};
 use ironmill_compute::{Cpu, Cuda, DType, Device, LossShape, Reference};
-use ironmill_graph::{EightBits, Passes, Precision};
+use ironmill_graph::{EightBits, Passes, Precision as Policy};
 use ironmill_model::{
-    Architecture, Betas, Decay, Engine, GuardOptions, Model, Objective, OptimizerOptions, Schedule, Stored,
-    TrainOptions, checkpoint,
+    Architecture, Betas, Decay, Engine, GuardOptions, Keep, Model, Objective, OptimizerOptions, Schedule,
+    Stored, TrainOptions, checkpoint,
 };
 use ironmill_text::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ pub fn train_options(
         recompute: train.recompute == "blocks",
         working: working(&train.precision, &train.device),
         passes: Passes {
-            precision: precision(&train.precision, &train.device),
+            precision: policy(&train.precision, &train.device),
             eight_bits: eight_bits(&train.precision),
             head_elements: if cuda::ordinal(&train.device).is_some() {
                 CARD_LOGITS
@@ -149,11 +149,11 @@ fn eight_bits(precision: &str) -> EightBits {
 }
 
 /// How products are computed where activations are kept in f32.
-fn precision(name: &str, device: &str) -> Precision {
+fn policy(name: &str, device: &str) -> Policy {
     match name {
-        "bf16" if working(name, device).is_none() => Precision::Products(DType::BF16),
-        "fp16" if working(name, device).is_none() => Precision::Products(DType::F16),
-        _ => Precision::F32,
+        "bf16" if working(name, device).is_none() => Policy::Products(DType::BF16),
+        "fp16" if working(name, device).is_none() => Policy::Products(DType::F16),
+        _ => Policy::F32,
     }
 }
 
@@ -205,6 +205,26 @@ pub fn check_device(name: &str) -> Result<()> {
     device(name, 1, None).map(|_| ())
 }
 
+/// What a model that is used and not trained is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Precision {
+    /// Everything in single precision.
+    Fp32,
+    /// Weights in bf16, and on a card everything else, too.
+    Bf16,
+}
+
+impl Precision {
+    /// The same for a device: a card keeps everything in the type, a processor the weights of products.
+    pub fn keep(self, device: &str) -> Keep {
+        match self {
+            Precision::Fp32 => Keep::Everything(DType::F32),
+            Precision::Bf16 if cuda::ordinal(device).is_some() => Keep::Everything(DType::BF16),
+            Precision::Bf16 => Keep::Weights(DType::BF16),
+        }
+    }
+}
+
 /// A trained model, found by the folder that a person names.
 pub struct Found {
     /// The folder of the weights.
@@ -242,10 +262,16 @@ pub fn find(path: &Path, show: &Show) -> Result<Found> {
 }
 
 impl Found {
-    /// The model on a device.
+    /// The model on a device, in f32.
     pub fn engine(&self, device_name: &str, threads: usize) -> Result<Engine> {
+        self.engine_in(Precision::Fp32, device_name, threads)
+    }
+
+    /// The model on a device, to be used in a precision.
+    pub fn engine_in(&self, precision: Precision, device_name: &str, threads: usize) -> Result<Engine> {
         let stored = Stored::open(&self.weights)?;
-        Ok(Engine::open(device(device_name, threads, None)?, stored)?)
+        let name = settle_device(device_name);
+        Ok(Engine::open_keeping(device(&name, threads, None)?, stored, precision.keep(&name))?)
     }
 
     /// Refuses a tokenizer whose ids the model does not have. A model may have more, as padded vocabularies do.

@@ -1,21 +1,73 @@
 //! Text from a model: prompts in, completions out.
 
+use super::stop_text::StopText;
 use crate::config::SampleConfig;
 use crate::failure::{Code, Failure, Result};
-use ironmill_model::{Engine, GenerateOptions, Sampling};
-use ironmill_text::Tokenizer;
+use ironmill_model::{
+    Engine, Finish, Generator, GeneratorOptions, LogProbability, Refill, Request, RequestId, Sampling, Token,
+};
+use ironmill_text::{StreamDecoder, Tokenizer};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Instant;
+
+/// Completions that are written at the same time; others wait for a place.
+const MOST_ROWS: usize = 64;
+
+/// How prompts are continued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// The most tokens of a completion.
+    pub max_tokens: usize,
+    /// The fewest, before the end of the text may come.
+    pub min_tokens: usize,
+    /// Texts that end a completion and are not part of it.
+    pub stop: Vec<String>,
+    /// How many of the likeliest tokens are told with every token, if any probability is.
+    pub log_probabilities: Option<usize>,
+}
+
+impl From<&SampleConfig> for Settings {
+    fn from(config: &SampleConfig) -> Self {
+        Settings {
+            sampling: Sampling {
+                temperature: config.temperature as f32,
+                top_k: config.top_k as usize,
+                top_p: config.top_p as f32,
+                seed: config.seed,
+                ..Sampling::GREEDY
+            },
+            max_tokens: config.max_tokens as usize,
+            min_tokens: 0,
+            stop: Vec::new(),
+            log_probabilities: None,
+        }
+    }
+}
 
 /// A prompt and what the model made of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// What was given.
     pub prompt: String,
+    /// How many tokens that is.
+    pub prompt_tokens: usize,
     /// What was added.
     pub text: String,
-    /// How many tokens were added.
-    pub tokens: usize,
+    /// The tokens that were added, one that ended the text and those of a stop text included.
+    pub ids: Vec<u32>,
+    /// Their probabilities, if asked for.
+    pub log_probabilities: Vec<LogProbability>,
+    /// Why it ended; a stop text counts as [`Finish::Stop`].
+    pub finish: Finish,
+    /// What was left out of a full context, each time.
+    pub refills: Vec<Refill>,
+    /// Seconds from the beginning of all completions to the first token of this one.
+    pub first_token_s: f64,
+    /// Seconds to its last token.
+    pub seconds: f64,
 }
 
 /// Refuses a model that cannot write.
@@ -31,58 +83,113 @@ pub fn check_can_write(engine: &Engine, path: &Path) -> Result<()> {
     Err(Failure::new(Code::BadData, message))
 }
 
-/// Continues every prompt. `on_text` is given new text as soon as it is whole, with the index of its prompt.
+/// Continues every prompt; prompt i is sample i of the seed. `on_text` is given new text as soon as it is whole and cannot be part of
+/// a stop text, with the index of its prompt.
 pub fn complete(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
     prompts: &[String],
-    settings: &SampleConfig,
+    settings: &Settings,
     on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
 ) -> Result<Vec<Completion>> {
     let end = tokenizer.end_of_text();
     let ids = prompts.iter().map(|prompt| encode(tokenizer, prompt)).collect::<Result<Vec<Vec<u32>>>>()?;
-    let options = GenerateOptions {
-        sampling: Sampling {
-            temperature: settings.temperature as f32,
-            top_k: settings.top_k as usize,
-            top_p: settings.top_p as f32,
-            seed: settings.seed,
-            ..Sampling::GREEDY
-        },
-        max_tokens: settings.max_tokens as usize,
-        stop: end.into_iter().collect(),
+    let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
+    let options = GeneratorOptions {
+        rows: prompts.len().min(MOST_ROWS),
+        // As much as can be needed: a model's own context may be far longer.
+        context: longest.saturating_add(settings.max_tokens),
     };
-    let mut decoders: Vec<_> = prompts.iter().map(|_| tokenizer.continuing_decoder()).collect();
-    let mut texts = vec![String::new(); prompts.len()];
-    let mut problem = None;
-    let generated = engine.generate(&ids, &options, &mut |idx, id| {
-        if Some(id) == end {
-            return ControlFlow::Continue(());
+    let mut generator = Generator::new(engine, options)?;
+    let began = Instant::now();
+    let mut writing = Vec::with_capacity(prompts.len());
+    for (index, (prompt, ids)) in prompts.iter().zip(ids).enumerate() {
+        let mut text = Writing::new(tokenizer, prompt, ids.len(), &settings.stop);
+        if settings.max_tokens > 0 {
+            let request = Request {
+                sampling: settings.sampling.clone(),
+                sample: index as u32,
+                min_tokens: settings.min_tokens,
+                stop: end.into_iter().collect(),
+                log_probabilities: settings.log_probabilities,
+                ..Request::new(ids, settings.max_tokens)
+            };
+            text.request = Some(generator.submit(request)?);
         }
-        match decoders[idx].push(id) {
-            Ok(text) => {
-                texts[idx] += text;
-                on_text(idx, text)
-            }
-            Err(error) => {
-                problem = Some(error);
-                ControlFlow::Break(())
-            }
-        }
-    })?;
-    if let Some(error) = problem {
-        return Err(error.into());
+        writing.push(text);
     }
-    for (idx, (decoder, text)) in decoders.into_iter().zip(&mut texts).enumerate() {
-        let rest = decoder.finish();
-        *text += &rest;
+    while let Some(token) = generator.next_token()? {
+        let Some(index) = writing.iter().position(|text| text.request == Some(token.request)) else {
+            continue;
+        };
+        let text = &mut writing[index];
+        let new = text.take(&token, end, began)?;
+        if on_text(index, &new).is_break() {
+            text.made.finish = Finish::Cancelled;
+            generator.cancel(token.request);
+        } else if text.stop.is_found() {
+            text.made.finish = Finish::Stop;
+            generator.cancel(token.request);
+        }
+    }
+    let mut completions = Vec::with_capacity(writing.len());
+    for (index, text) in writing.into_iter().enumerate() {
+        let (made, rest) = text.finish();
         // The samples are complete, so it no longer matters whether more is wanted.
-        let _ = on_text(idx, &rest);
+        let _ = on_text(index, &rest);
+        completions.push(made);
     }
-    let whole = prompts.iter().zip(texts).zip(generated);
-    Ok(whole
-        .map(|((prompt, text), made)| Completion { prompt: prompt.clone(), text, tokens: made.ids.len() })
-        .collect())
+    Ok(completions)
+}
+
+/// A completion that grows.
+struct Writing<'a> {
+    request: Option<RequestId>,
+    decoder: StreamDecoder<'a>,
+    stop: StopText,
+    made: Completion,
+}
+
+impl<'a> Writing<'a> {
+    fn new(tokenizer: &'a Tokenizer, prompt: &str, prompt_tokens: usize, stop: &[String]) -> Self {
+        let made = Completion {
+            prompt: prompt.to_string(),
+            prompt_tokens,
+            text: String::new(),
+            ids: Vec::new(),
+            log_probabilities: Vec::new(),
+            finish: Finish::Length,
+            refills: Vec::new(),
+            first_token_s: 0.0,
+            seconds: 0.0,
+        };
+        Writing { request: None, decoder: tokenizer.continuing_decoder(), stop: StopText::new(stop), made }
+    }
+
+    /// Takes a token and gives the text that can be shown of it.
+    fn take(&mut self, token: &Token, end: Option<u32>, began: Instant) -> Result<String> {
+        self.made.seconds = began.elapsed().as_secs_f64();
+        if self.made.ids.is_empty() {
+            self.made.first_token_s = self.made.seconds;
+        }
+        self.made.ids.push(token.id);
+        self.made.log_probabilities.extend(token.log_probability.clone());
+        self.made.refills.extend(token.refill);
+        self.made.finish = token.finish.unwrap_or(Finish::Length);
+        if Some(token.id) == end {
+            return Ok(String::new());
+        }
+        let new = self.stop.push(self.decoder.push(token.id)?);
+        self.made.text += &new;
+        Ok(new)
+    }
+
+    /// The completion, and what was still held back of its text.
+    fn finish(mut self) -> (Completion, String) {
+        let rest = self.stop.push(&self.decoder.finish()) + &self.stop.finish();
+        self.made.text += &rest;
+        (self.made, rest)
+    }
 }
 
 /// The tokens of a prompt, behind those that the vocabulary's makers put before a text. Nothing at all stands for the

@@ -1,4 +1,5 @@
 use crate::program::{Desk, numbers};
+use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// The flags that a command has for itself, as its help page lists them, without those that every command has.
@@ -101,10 +102,17 @@ fn every_flag_of_sample_changes_something() {
         ("--temperature", "0"),
         ("--top-k", "1"),
         ("--top-p", "0.01"),
+        ("--min-p", "0.99"),
+        ("--repetition-penalty", "50"),
+        ("--presence-penalty", "50"),
+        ("--frequency-penalty", "50"),
+        ("--bias", "97=100"),
+        ("--stop", "e"),
         ("--seed", "8"),
         ("--tokenizer", "other.json"),
     ];
-    let names: Vec<&str> = tested.iter().map(|row| row.0).chain(["--device"]).collect();
+    let others = ["--device", "--min-tokens", "--log-probabilities", "--quality", "--precision"];
+    let names: Vec<&str> = tested.iter().map(|row| row.0).chain(others).collect();
     check_complete(&desk, "sample", &names);
     // Another tokenizer of the same size reads the same ids as other text.
     let train = ["tokenizer", "train", "builtin:stories:40KB", "--vocab-size", "300", "--ties", "raw"];
@@ -114,6 +122,22 @@ fn every_flag_of_sample_changes_something() {
         assert_ne!(plain, desk.ok(&["sample", "run", flag, value]), "{flag} {value}");
     }
     assert_eq!(plain, desk.ok(&["sample", "run", "--device", "cpu"]));
+    let object = |extra: &[&str]| -> Value {
+        let said = desk.ok(&[&["sample", "run", "--json", "--max-tokens", "20"], extra].concat());
+        serde_json::from_str(said.trim()).unwrap()
+    };
+    let probabilities = ["--log-probabilities", "2"];
+    let of = |extra: &[&str]| object(&[&probabilities[..], extra].concat())["log_probabilities"].clone();
+    assert_eq!(of(&[])["likeliest"][0].as_array().unwrap().len(), 2);
+    assert!(object(&[])["log_probabilities"].is_null());
+    assert_ne!(of(&[]), of(&["--precision", "bf16"]));
+    assert!(object(&["--quality"])["quality"]["distinct"][0].as_f64().unwrap() > 0.0);
+    // The end of the text, as soon as it may come.
+    let tokenizer: Value = serde_json::from_slice(&desk.read("run/tokenizer.json")).unwrap();
+    let end = format!("{}=100", tokenizer["added_tokens"][0]["id"]);
+    let ends = ["--bias", &end];
+    assert_eq!((&object(&ends)["tokens"], &object(&ends)["finish"]), (&1.into(), &"stop".into()));
+    assert_eq!(object(&[&ends[..], &["--min-tokens", "5"]].concat())["tokens"], 6);
     desk.fails(69, &["sample", "run", "--device", "none"], &["there is no device \"none\""]);
 }
 

@@ -53,10 +53,30 @@ fn the_stages_of_a_measured_step_add_up_to_it() {
 }
 
 #[test]
+fn generation_is_measured_for_every_batch_against_reading_and_arithmetic() {
+    let desk = Desk::new();
+    for precision in ["fp32", "bf16"] {
+        let tiny =
+            ["bench", "generate", "--quick", "--model", "llama:2x2x32", "--vocab", "50", "--prompt", "5"];
+        let more = ["--tokens", "4", "--batch", "1,3", "--rounds", "1", "--precision", precision, "--json"];
+        let lines = lines(&desk.ok(&[&tiny[..], &more].concat()));
+        let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["limits", "model", "generate", "generate"]);
+        for (line, batch) in lines[2..].iter().zip([1, 3]) {
+            assert_eq!(line["batch"], batch);
+            for figure in ["prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s", "read_share"] {
+                assert!(number(&line[figure]) > 0.0, "{figure}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_said() {
     let desk = Desk::new();
     desk.fails(2, &["bench", "step", "--model", "huge"], &["4x4x128"]);
     desk.fails(2, &["bench", "ops", "--quick", "--only", "juggling"], &["juggling", "--only"]);
     desk.fails(69, &["bench", "step", "--quick", "--device", "abacus"], &["abacus", "--device cpu"]);
     desk.fails(78, &["bench", "step", "--quick", "--model", "1x3x32"], &["heads"]);
+    desk.fails(2, &["bench", "generate", "--tokens", "1"], &["--tokens"]);
 }

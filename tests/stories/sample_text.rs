@@ -55,6 +55,43 @@ fn several_prompts_and_samples_come_out_in_order() {
 }
 
 #[test]
+fn a_prompt_comes_from_stdin_and_stop_texts_end_a_completion_across_tokens() {
+    let desk = Desk::with_run();
+    let whole = desk.ok(&["sample", "run", "--prompt", "The fox", "--max-tokens", "60"]);
+    let given = desk.run_with_input(&["sample", "run", "--prompt", "-", "--max-tokens", "60"], b"The fox\n");
+    assert_eq!(given.stdout, whole);
+    // Three letters from the middle of what it writes, which several tokens may make up.
+    let written: Vec<char> = whole.trim_end_matches('\n')["The fox".len()..].chars().collect();
+    let stop: String = written[10..13].iter().collect();
+    let until = desk.ok(&["sample", "run", "--prompt", "The fox", "--max-tokens", "60", "--stop", &stop]);
+    let written: String = written.into_iter().collect();
+    let expected = &written[..written.find(&stop).unwrap()];
+    assert_eq!(until, format!("The fox{expected}\n"));
+}
+
+#[test]
+fn json_tells_tokens_times_and_why_a_completion_ended() {
+    let desk = Desk::with_run();
+    let said = desk.ok(&["sample", "run", "--prompt", "The fox", "-n", "2", "--max-tokens", "7", "--json"]);
+    for line in said.lines() {
+        let made: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&made["tokens"], &made["finish"]), (&7.into(), &"length".into()));
+        assert_eq!(made["ids"].as_array().unwrap().len(), 7);
+        let [first, all] = ["first_token_s", "seconds"].map(|name| made[name].as_f64().unwrap());
+        assert!(0.0 < first && first <= all, "{made}");
+    }
+}
+
+#[test]
+fn a_text_longer_than_the_context_goes_on_and_says_so() {
+    let desk = Desk::with_run();
+    let long = ["sample", "run", "--prompt", "The fox", "--max-tokens", "150", "--json"];
+    let made: Value = serde_json::from_str(desk.ok(&long).trim()).unwrap();
+    assert_eq!(made["tokens"], 150);
+    assert!(made["dropped_tokens"].as_u64().unwrap() > 0, "{made}");
+}
+
+#[test]
 fn the_run_s_own_settings_are_the_defaults() {
     let desk = Desk::with_run();
     let text = desk.ok(&["sample", "run"]);

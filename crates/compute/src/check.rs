@@ -11,8 +11,17 @@ use crate::{
     tensor::{DType, TensorType},
 };
 
+/// The types in which a backend stores things.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored<'a> {
+    /// Numbers of all kinds.
+    pub numbers: &'a [DType],
+    /// Copies of the weights of products, in even rows, that nothing else reads.
+    pub weights: Option<DType>,
+}
+
 /// Whether the operands' types fit the kernel, and whether a backend that stores numbers in these types has a kernel for them.
-pub(crate) fn check(launch: &Launch, device: &'static str, stored: &[DType]) -> Result<()> {
+pub(crate) fn check(launch: &Launch, device: &'static str, stored: Stored<'_>) -> Result<()> {
     with_rule(launch, |rule| {
         rule.shapes()?;
         rule.element_types(device, stored)
@@ -330,7 +339,8 @@ impl Rule<'_> {
     }
 
     /// Every operand is of a type that is stored, except indices, which are u32; only few kernels know types of eight bits.
-    fn element_types(&self, device: &'static str, stored: &[DType]) -> Result<()> {
+    fn element_types(&self, device: &'static str, all: Stored<'_>) -> Result<()> {
+        let stored = all.numbers;
         let is_index_output = |index| match self.kernel {
             Kernel::Adam(_) => index == 3,
             Kernel::Sgd(_) => index == 2,
@@ -342,8 +352,12 @@ impl Rule<'_> {
         {
             return Err(Error::Unsupported { device, kernel: self.kernel.name(), dtype: products });
         }
-        let operands = self.inputs.iter().enumerate().map(|(i, of)| (of, self.is_index_input(i)));
-        let results = self.outputs.iter().enumerate().map(|(i, of)| (of, is_index_output(i)));
+        let operands = self.inputs.iter().enumerate();
+        let operands = operands.filter(|&(i, of)| !self.is_copied_weight(all.weights, Some(i), of));
+        let operands = operands.map(|(i, of)| (of, self.is_index_input(i)));
+        let results = self.outputs.iter().enumerate();
+        let results = results.filter(|(_, of)| !self.is_copied_weight(all.weights, None, of));
+        let results = results.map(|(i, of)| (of, is_index_output(i)));
         for (of, is_index) in operands.chain(results) {
             let knows_eight = matches!(self.kernel, Kernel::Quantise(_) | Kernel::ScaledProduct { .. });
             let is_known = stored.contains(&of.dtype) && (knows_eight || !of.dtype.is_eight_bits());
@@ -353,6 +367,16 @@ impl Rule<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an input (or an output) is a copy of weights in the type for them: what casts write and products read.
+    fn is_copied_weight(&self, weights: Option<DType>, input: Option<usize>, of: &TensorType) -> bool {
+        let is_place = match (self.kernel, input) {
+            (Kernel::Op(Op::Linear { .. }) | Kernel::LinearGelu { .. }, Some(1)) => true,
+            (Kernel::Cast, None) => self.inputs[0].dtype == DType::F32,
+            _ => false,
+        };
+        is_place && weights == Some(of.dtype) && of.shape.columns().is_multiple_of(2)
     }
 
     fn is_index_input(&self, index: usize) -> bool {

@@ -6,7 +6,7 @@
 //!
 //! Where everything is stored in f32 and only products are narrower, nothing is cast: the ops say what they round to.
 
-use ironmill_compute::{DType, Kernel, TensorType};
+use ironmill_compute::{DType, Kernel, Op, TensorType};
 
 use crate::{
     error::Result,
@@ -21,6 +21,16 @@ pub enum Precision {
     F32,
     /// Everything is stored in f32, and operands of products are rounded to this type on their way to be multiplied.
     Products(DType),
+    /// The same, with the weights of products read from a copy in this type, laid out as the masters are: half the memory to
+    /// go through, and the same results. Weights with odd rows are read from the masters.
+    Weights {
+        /// The type of the copy.
+        dtype: DType,
+        /// The masters' buffer.
+        masters: StateId,
+        /// The copy's buffer.
+        copy: StateId,
+    },
     /// Parameters are read from a copy in this type, laid out as the masters are.
     Working {
         /// The type of the copy.
@@ -42,6 +52,19 @@ pub(crate) fn apply(graph: &mut Graph, precision: Precision) -> Result<()> {
                     && let Some(products) = op.products_mut()
                 {
                     *products = dtype;
+                }
+            }
+            return Ok(());
+        }
+        Precision::Weights { dtype, masters, copy } => {
+            for index in 0..graph.nodes.len() {
+                let Kernel::Op(Op::Linear { products, .. }) = &mut graph.nodes[index].kernel else {
+                    continue;
+                };
+                *products = dtype;
+                let weight = graph.nodes[index].inputs[1];
+                if graph.shape(weight).columns().is_multiple_of(2) {
+                    graph.nodes[index].inputs[1] = working(graph, weight, dtype, masters, copy);
                 }
             }
             return Ok(());
@@ -103,8 +126,6 @@ pub fn push_refresh(graph: &mut Graph, len: usize, dtype: DType, masters: StateI
 
 #[cfg(test)]
 mod tests {
-    use ironmill_compute::Op;
-
     use super::*;
     use crate::{Accumulate, Layout, States};
 

@@ -7,7 +7,7 @@ use ironmill_data::TokenStream;
 use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor, refresh_program};
 
 use crate::{
-    architecture::{Attend, Buffers, Model, Tokens},
+    architecture::{Attend, Buffers, Model, Tokens, Working},
     embed::EmbedProgram,
     error::{Error, Result},
     evaluation::EvaluationSet,
@@ -33,6 +33,15 @@ pub struct Engine {
     pub(crate) caches: Option<Caches>,
     evaluation: Option<EvaluationProgram>,
     pub(crate) embedders: Vec<EmbedProgram>,
+}
+
+/// What a model is kept in on a device, besides the f32 that it came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Parameters and activations in this type; f32 is all there is then.
+    Everything(DType),
+    /// Weights of products in this type, which is what decoding reads; all else in f32.
+    Weights(DType),
 }
 
 /// What an evaluation found.
@@ -68,30 +77,49 @@ struct EvaluationProgram {
 impl Engine {
     /// A model on a device with these parameter values, in the flat layout.
     pub fn new(device: Box<dyn Device>, model: Model, values: &[f32]) -> Result<Self> {
+        Self::keeping(device, model, values, Keep::Everything(DType::F32))
+    }
+
+    /// The same, kept in another type.
+    pub fn keeping(device: Box<dyn Device>, model: Model, values: &[f32], keep: Keep) -> Result<Self> {
         let mut states = States::default();
-        let buffers = Self::declare(&mut states, &model, None);
+        let buffers = Self::declare(&mut states, &model, keep);
         let runtime = Runtime::new(device, &states)?;
         Self::with_runtime(runtime, model, buffers, values)
     }
 
     /// A stored model on a device. Parameters go there one at a time, so memory holds the model once.
     pub fn open(device: Box<dyn Device>, stored: Stored) -> Result<Self> {
+        Self::open_keeping(device, stored, Keep::Everything(DType::F32))
+    }
+
+    /// The same, kept in another type.
+    pub fn open_keeping(device: Box<dyn Device>, stored: Stored, keep: Keep) -> Result<Self> {
         let mut states = States::default();
-        let buffers = Self::declare(&mut states, stored.model(), None);
+        let buffers = Self::declare(&mut states, stored.model(), keep);
         let mut runtime = Runtime::new(device, &states)?;
         stored.for_each(&mut |parameter, values| {
             Ok(runtime.write_state(buffers.parameters, parameter.range(), HostData::F32(values))?)
         })?;
-        Self::around(runtime, stored.into_model(), buffers)
+        let mut engine = Self::around(runtime, stored.into_model(), buffers)?;
+        engine.refresh_copy()?;
+        Ok(engine)
     }
 
     /// The buffers that a model's programs read.
-    pub(crate) fn declare(states: &mut States, model: &Model, working: Option<DType>) -> Buffers {
+    pub(crate) fn declare(states: &mut States, model: &Model, keep: Keep) -> Buffers {
         let len = model.layout().len();
+        let (dtype, activations) = match keep {
+            Keep::Everything(dtype) => (dtype, true),
+            Keep::Weights(dtype) => (dtype, false),
+        };
         Buffers {
             parameters: states.declare("parameters", DType::F32, len),
             constants: states.declare("constants", DType::F32, model.constants().len()),
-            working: working.map(|dtype| (dtype, states.declare("working copy", dtype, len))),
+            working: (dtype != DType::F32).then(|| {
+                let copy = states.declare("working copy", dtype, len);
+                Working { dtype, copy, activations }
+            }),
         }
     }
 
@@ -109,7 +137,7 @@ impl Engine {
     /// An engine over buffers whose parameters are there, or will be.
     fn around(mut runtime: Runtime, model: Model, buffers: Buffers) -> Result<Self> {
         let refresh = match buffers.working {
-            Some((dtype, copy)) => {
+            Some(Working { dtype, copy, .. }) => {
                 let program = refresh_program(model.layout().len(), dtype, buffers.parameters, copy);
                 Some(runtime.compile(program, &Passes::ALL)?)
             }
@@ -157,6 +185,11 @@ impl Engine {
     /// Replaces all parameters.
     pub fn set_parameters(&mut self, values: &[f32]) -> Result<()> {
         self.runtime.write_state(self.buffers.parameters, 0..values.len(), HostData::F32(values))?;
+        self.refresh_copy()
+    }
+
+    /// Brings the working copy up to date, where there is one.
+    fn refresh_copy(&mut self) -> Result<()> {
         self.copy_is_average = false;
         if let Some(refresh) = self.refresh {
             self.runtime.run(refresh)?;
@@ -167,7 +200,7 @@ impl Engine {
     /// From now on evaluates and generates with an average of the parameters, which lies in a state of the same layout.
     pub(crate) fn show_average(&mut self, average: StateId) -> Result<()> {
         self.shown.parameters = average;
-        if let Some((dtype, copy)) = self.buffers.working {
+        if let Some(Working { dtype, copy, .. }) = self.buffers.working {
             let program = refresh_program(self.model.layout().len(), dtype, average, copy);
             self.show_average = Some(self.runtime.compile(program, &Passes::ALL)?);
         }

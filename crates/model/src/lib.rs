@@ -47,10 +47,10 @@ mod stored;
 mod train;
 mod weights;
 
-pub use architecture::{Attend, Buffers, Initial, Model, Tokens};
+pub use architecture::{Attend, Buffers, Initial, Model, Tokens, Working};
 pub use config::{Architecture, Gemma, Mlp, ModelConfig, RopeScaling};
 pub use embed::Pooling;
-pub use engine::{Engine, Evaluation};
+pub use engine::{Engine, Evaluation, Keep};
 pub use error::{Error, Result};
 pub use evaluation::EvaluationSet;
 pub use generate::{

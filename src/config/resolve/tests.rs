@@ -50,7 +50,7 @@ fn keys_that_do_not_fit_together_are_refused_with_advice() {
         ("[tokenizer]\nkind = \"char\"\npattern = \"gpt2\"", "tokenizer.pattern cannot apply"),
         ("[model]\nlayers = 0", "at least 1"),
         ("[data]\nvalidation = 1.5", "from 0 to 0.999"),
-        ("[sample]\ntop_p = 0", "above 0 and at most 1"),
+        ("[sample]\ntop_p = 1.5", "from 0 to 1"),
         ("[train]\nlearning_rate = 1e-4\nmin_learning_rate = 1e-3", "from 0 to 0.0001"),
         ("[tokenizer]\nkind = \"byte\"\nvocab_size = 300", "tokenizer.vocab_size cannot apply"),
         ("[tokenizer]\nkind = \"word\"\nties = \"hf\"", "tokenizer.ties cannot apply"),

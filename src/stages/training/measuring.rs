@@ -4,7 +4,7 @@ use super::Session;
 use super::telling::now;
 use crate::failure::{Code, Failure, Result};
 use crate::stages::metrics::Beside;
-use crate::stages::sampling::{Completion, complete};
+use crate::stages::sampling::{Completion, Settings, complete};
 use ironmill_data::Split;
 use ironmill_model::{Evaluation, EvaluationSet};
 use ironmill_text::durable;
@@ -58,7 +58,7 @@ impl Session<'_> {
             return Ok(Vec::new());
         }
         let (began, step) = (Instant::now(), self.trainer.step_count());
-        let settings = &self.config.sample;
+        let (prompts, settings) = (&self.config.sample.prompts, Settings::from(&self.config.sample));
         let stop = self.stop;
         let is_stopping = || stop.load(Ordering::Relaxed);
         let until_stopped = &mut |_: usize, _: &str| match is_stopping() {
@@ -66,8 +66,7 @@ impl Session<'_> {
             false => ControlFlow::Continue(()),
         };
         let engine = self.trainer.engine();
-        let completions =
-            complete(engine, &self.corpus.tokenizer, &settings.prompts, settings, until_stopped);
+        let completions = complete(engine, &self.corpus.tokenizer, prompts, &settings, until_stopped);
         let completions = match completions {
             Err(failure) if failure.code() == Code::OutOfMemory => {
                 self.context.show.warn(&format!("{failure}; no samples are written after step {step}"));

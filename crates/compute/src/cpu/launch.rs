@@ -81,6 +81,9 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
     match kernel {
         Kernel::Op(op) => return run_op(context, op, operands, false),
         Kernel::OpInto { op, add } => return run_op(context, op, operands, *add),
+        Kernel::Cast if operands.output_type(0).dtype == DType::BF16 => {
+            rows::copy::to_pairs(context, operands)
+        }
         Kernel::Cast => rows::pointwise::write(context, operands, false),
         Kernel::StateWrite { add } => rows::pointwise::write(context, operands, *add),
         Kernel::CacheAppend => rows::copy::cache_append(operands),
@@ -201,7 +204,12 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
 /// x·wᵀ of the first two inputs, with the third as bias.
 fn linear<'a>(operands: &Operands<'a>, bias: bool, products: DType) -> Product<'a> {
     let bias = bias.then(|| operands.input(2));
-    Product { a: matrix(operands, 0), b: matrix(operands, 1).transposed(), bias, add: false, products }
+    let of = operands.input_type(1);
+    let weight = match of.dtype {
+        DType::BF16 => Matrix::of_pairs(operands.input(1), of.shape.rows(), of.shape.columns()),
+        _ => matrix(operands, 1),
+    };
+    Product { a: matrix(operands, 0), b: weight.transposed(), bias, add: false, products }
 }
 
 /// An input as a matrix of its rows.

@@ -77,6 +77,13 @@ pub(super) struct Place {
     of: TensorType,
 }
 
+impl Place {
+    /// The elements of four bytes that it takes.
+    fn words(&self) -> usize {
+        self.of.shape.elements() * self.of.dtype.bytes() / size_of::<f32>()
+    }
+}
+
 /// The operands of a launch that [`Memory::check`] has found disjoint.
 #[derive(Debug)]
 pub(super) struct Operation {
@@ -112,7 +119,7 @@ impl Memory {
         let pointer = self.pointer(&place);
         // SAFETY: `pointer` has found the place inside its live buffer; writers need `&mut self`, which the returned
         // borrow of `self` excludes.
-        Ok(unsafe { std::slice::from_raw_parts(pointer, place.of.shape.elements()) })
+        Ok(unsafe { std::slice::from_raw_parts(pointer, place.words()) })
     }
 
     /// The elements of a view, to be written.
@@ -120,7 +127,7 @@ impl Memory {
         let place = self.place(kernel, view)?;
         let pointer = self.pointer(&place);
         // SAFETY: `pointer` has found the place inside its live buffer, and `&mut self` excludes every other slice.
-        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, place.of.shape.elements()) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, place.words()) })
     }
 
     /// Checks that the operands of a launch lie in memory and that no output overlaps another operand.
@@ -139,7 +146,11 @@ impl Memory {
 
     fn place(&self, kernel: &'static str, view: &View) -> Result<Place> {
         let wrong = |what: String| Error::Binding { kernel, detail: format!("{what} ({})", view.of) };
-        if view.of.dtype.bytes() != size_of::<f32>() {
+        // Two numbers of bf16 share a word, so there must be an even number of them.
+        let bytes_each = view.of.dtype.bytes();
+        let is_known = bytes_each == size_of::<f32>()
+            || view.of.dtype == DType::BF16 && view.of.shape.elements().is_multiple_of(2);
+        if !is_known {
             return Err(Error::Unsupported { device: DEVICE, kernel, dtype: view.of.dtype });
         }
         let Some(Some(buffer)) = self.buffers.get(view.buffer.0) else {
@@ -148,7 +159,7 @@ impl Memory {
         if !view.offset_bytes.is_multiple_of(size_of::<f32>()) {
             return Err(wrong(format!("an operand starts at byte {}, inside an element", view.offset_bytes)));
         }
-        let bytes = view.of.shape.elements().checked_mul(size_of::<f32>());
+        let bytes = view.of.shape.elements().checked_mul(bytes_each);
         if bytes.and_then(|bytes| bytes.checked_add(view.offset_bytes)).is_none_or(|end| end > buffer.bytes) {
             let detail = format!(
                 "an operand starts at byte {} and ends past its buffer of {}",
@@ -167,7 +178,7 @@ impl Memory {
         let buffer = self.buffers.get(place.buffer.0).and_then(Option::as_ref);
         let buffer =
             buffer.unwrap_or_else(|| panic!("buffer {:?} was freed before its sequence ran", place.buffer));
-        assert!(place.start + place.of.shape.elements() <= buffer.lines.len() * LINE_FLOATS);
+        assert!(place.start + place.words() <= buffer.lines.len() * LINE_FLOATS);
         let base = UnsafeCell::raw_get(buffer.lines.as_ptr()).cast::<f32>();
         // SAFETY: the assertion keeps the result inside the buffer's lines or at their end.
         unsafe { base.add(place.start) }
@@ -184,12 +195,12 @@ pub(super) struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// The numbers of an input.
+    /// The numbers of an input; of bf16, two to an element.
     pub fn input(&self, index: usize) -> &'a [f32] {
         let place = &self.operation.inputs[index];
         // SAFETY: `pointer` has found the place inside its live buffer. The memory is borrowed exclusively for 'a, and
         // within the launch only outputs are written, which `Memory::check` found disjoint from every input.
-        unsafe { std::slice::from_raw_parts(self.memory.pointer(place), place.of.shape.elements()) }
+        unsafe { std::slice::from_raw_parts(self.memory.pointer(place), place.words()) }
     }
 
     /// The indices of an input.
@@ -198,7 +209,7 @@ impl<'a> Operands<'a> {
         bytemuck::cast_slice(self.input(index))
     }
 
-    /// The numbers of an output, to read and write.
+    /// The numbers of an output, to read and write; of bf16, two to an element.
     ///
     /// # Panics
     /// When asked for the second time.
@@ -208,7 +219,7 @@ impl<'a> Operands<'a> {
         let place = &self.operation.outputs[index];
         // SAFETY: `pointer` has found the place inside its live buffer. The memory is borrowed exclusively for 'a, no
         // other operand overlaps this output (`Memory::check`), and `taken` keeps this slice the only one of it.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.pointer(place), place.of.shape.elements()) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.pointer(place), place.words()) }
     }
 
     /// The indices of an output.

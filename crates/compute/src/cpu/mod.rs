@@ -27,7 +27,7 @@ use simd::Simd;
 use std::time::{Duration, Instant};
 
 use crate::{
-    check,
+    check::{self, Stored},
     device::{BufferId, Device, HostData, Launch, ReadId, Reads, SequenceId, View, check_times},
     error::{Error, Result},
     kernel::Kernel,
@@ -168,6 +168,7 @@ impl Device for Cpu {
 
     fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()> {
         let of = to.of;
+        refuse_pairs("upload", of.dtype)?;
         let elements = self.memory.write("upload", to)?;
         check_length("upload", elements.len(), data.len())?;
         if of.dtype == DType::U32 {
@@ -188,6 +189,7 @@ impl Device for Cpu {
     }
 
     fn download(&self, from: &View, out: &mut [f32]) -> Result<()> {
+        refuse_pairs("download", from.of.dtype)?;
         let elements = self.memory.read("download", from)?;
         check_length("download", elements.len(), out.len())?;
         match from.of.dtype {
@@ -198,6 +200,7 @@ impl Device for Cpu {
     }
 
     fn download_f64(&self, from: &View, out: &mut [f64]) -> Result<()> {
+        refuse_pairs("download", from.of.dtype)?;
         let elements = self.memory.read("download", from)?;
         check_length("download", elements.len(), out.len())?;
         match from.of.dtype {
@@ -230,7 +233,7 @@ impl Device for Cpu {
         let mut steps = Vec::with_capacity(launches.len());
         let mut needs = Needs::default();
         for launch in launches {
-            check::check(launch, DEVICE, &[DType::F32])?;
+            check::check(launch, DEVICE, Stored { numbers: &[DType::F32], weights: Some(DType::BF16) })?;
             let operation = self.memory.check(launch)?;
             needs.include(launch::needs(self.simd, launch));
             steps.push(Step { kernel: launch.kernel.clone(), operation });
@@ -261,6 +264,11 @@ impl Device for Cpu {
             before = now;
         })
     }
+}
+
+/// Copies of weights in 16 bits are made and read on the device alone.
+fn refuse_pairs(kernel: &'static str, dtype: DType) -> Result<()> {
+    if dtype == DType::BF16 { Err(Error::Unsupported { device: DEVICE, kernel, dtype }) } else { Ok(()) }
 }
 
 fn check_length(kernel: &'static str, view: usize, host: usize) -> Result<()> {

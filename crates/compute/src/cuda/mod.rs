@@ -38,7 +38,7 @@ use nvrtc::Nvrtc;
 use staging::Staging;
 
 use crate::{
-    check,
+    check::{self, Stored},
     device::{BufferId, Device, HostData, Launch, READ_NUMBERS, ReadId, SequenceId, View, check_times},
     error::{Error, Result},
     tensor::DType,
@@ -647,7 +647,7 @@ impl Device for Cuda {
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {
         self.driver.make_current(self.context)?;
         for launch in launches {
-            check::check(launch, DEVICE, &STORED)?;
+            check::check(launch, DEVICE, Stored { numbers: &STORED, weights: None })?;
             check::disjoint(launch)?;
             for view in launch.inputs.iter().chain(&launch.outputs) {
                 self.buffer(launch.kernel.name(), view)?;

@@ -1,9 +1,10 @@
 //! A working type narrower than f32: the rounding reference stays near the exact one; a backend without it says so.
 
-use ironmill_compute::{Cpu, DType, Device, Reference, cpu::InstructionSet};
-use ironmill_graph::{Passes, Precision, Runtime, refresh_program};
+use ironmill_compute::{Cpu, DType, Device, HostData, Reference, cpu::InstructionSet};
+use ironmill_graph::{Graph, Layout, Passes, Precision, Runtime, States, refresh_program};
 
 use crate::{
+    cases::normals,
     harness::{cpu, exact},
     tiny::{Model, SMALL, Size, Trial},
     tolerance::{assert_close, largest, relative},
@@ -104,6 +105,44 @@ fn fusing_changes_nothing_with_bf16_products() {
     let fused = one_step(&model, rounded(), &PRODUCTS, &Passes::NONE);
     assert_close("loss", &[fused.0], &[plain.0], 1e-6);
     assert_close("gradients", &fused.1, &plain.1, 1e-6);
+}
+
+#[test]
+fn weights_kept_in_bf16_multiply_bit_for_bit_as_those_that_are_rounded_on_the_way() {
+    // Even and odd rows; odd ones are read from the masters.
+    for (n, k) in [(70, 130), (209, 902), (33, 17)] {
+        let (mut layout, mut states) = (Layout::default(), States::default());
+        let w = layout.add("w", &[n, k], true);
+        let masters = states.declare("parameters", DType::F32, layout.len());
+        let copy = states.declare("working", DType::BF16, layout.len());
+        let weights =
+            Passes { precision: Precision::Weights { dtype: DType::BF16, masters, copy }, ..Passes::ALL };
+        for (set, rows) in InstructionSet::ALL.into_iter().flat_map(|set| [1, 3, 8, 9, 100].map(|m| (set, m)))
+        {
+            let Some(cpu) = Cpu::with_instruction_set(2, set) else { continue };
+            let mut runtime = Runtime::new(Box::new(cpu.unwrap()), &states).unwrap();
+            let values = normals(1, layout.len());
+            runtime.write_state(masters, 0..layout.len(), HostData::F64(&values)).unwrap();
+            let refresh = refresh_program(layout.len(), DType::BF16, masters, copy);
+            let refresh = runtime.compile(refresh, &Passes::ALL).unwrap();
+            runtime.run(refresh).unwrap();
+            let mut product = |passes: &Passes| {
+                let mut g = Graph::new();
+                let x = g.input("x", &[rows, k], DType::F32);
+                let w = g.parameter(masters, &layout.parameters()[w]);
+                let y = g.linear(x, w, None).unwrap();
+                let y = g.gelu(y).unwrap();
+                g.keep(y);
+                let program = runtime.compile(g, passes).unwrap();
+                runtime.write(program, x, HostData::F64(&normals(2, rows * k))).unwrap();
+                runtime.run(program).unwrap();
+                let mut out = vec![0.0f32; rows * n];
+                runtime.read(program, y, &mut out).unwrap();
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert_eq!(product(&weights), product(&PRODUCTS), "{set}, {rows} rows of {k}");
+        }
+    }
 }
 
 fn rounded() -> Box<dyn Device> {

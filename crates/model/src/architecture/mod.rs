@@ -55,19 +55,38 @@ pub struct Buffers {
     pub parameters: StateId,
     /// What is computed once from the sizes: see [`Model::constants`].
     pub constants: StateId,
-    /// The copy of the parameters that programs read, and its type, where activations are kept in one.
-    pub working: Option<(DType, StateId)>,
+    /// The copy of the parameters that programs read, where there is one.
+    pub working: Option<Working>,
+}
+
+/// A copy of the parameters in another type, laid out as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Working {
+    /// The type.
+    pub dtype: DType,
+    /// The copy.
+    pub copy: StateId,
+    /// Whether activations are kept in this type, too; otherwise only products read the copy.
+    pub activations: bool,
 }
 
 impl Buffers {
     /// The passes of a program over these buffers.
     pub(crate) fn passes(&self, passes: &Passes) -> Passes {
         match self.working {
-            Some((dtype, copy)) => {
+            Some(Working { dtype, copy, activations: true }) => {
                 Passes { precision: Precision::Working { dtype, masters: self.parameters, copy }, ..*passes }
+            }
+            Some(Working { dtype, copy, activations: false }) => {
+                Passes { precision: Precision::Weights { dtype, masters: self.parameters, copy }, ..*passes }
             }
             None => *passes,
         }
+    }
+
+    /// The type that activations are kept in.
+    pub(crate) fn activations(&self) -> DType {
+        self.working.filter(|working| working.activations).map_or(DType::F32, |working| working.dtype)
     }
 }
 

@@ -67,7 +67,7 @@ impl Caches {
         context: usize,
     ) -> Result<Self> {
         let config = model.config();
-        let dtype = buffers.working.map_or(DType::F32, |(dtype, _)| dtype);
+        let dtype = buffers.activations();
         let elements = rows * context * config.kv_heads * config.head_dim;
         let mut caches =
             Caches { rows, context, dtype, states: Vec::new(), steps: Vec::new(), copies: Vec::new() };

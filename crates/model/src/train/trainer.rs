@@ -25,9 +25,9 @@ use super::{
     schedule::{Decay, Plateau},
 };
 use crate::{
-    architecture::{Attend, Buffers, Model, Tokens},
+    architecture::{Attend, Buffers, Model, Tokens, Working},
     checkpoint::{Snapshot, TrainerState},
-    engine::{BatchInputs, Engine},
+    engine::{BatchInputs, Engine, Keep},
     error::{Error, Result},
 };
 
@@ -579,7 +579,8 @@ fn run(runtime: &mut Runtime, program: ProgramId) -> Result<()> {
 
 fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> TrainingState {
     let len = model.layout().len();
-    let buffers = Engine::declare(states, model, options.working);
+    let keep = options.working.map_or(Keep::Everything(DType::F32), Keep::Everything);
+    let buffers = Engine::declare(states, model, keep);
     let mut flat = |name| states.declare(name, DType::F32, len);
     let optimiser = OptimiserState {
         parameters: buffers.parameters,
@@ -600,7 +601,7 @@ fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> Traini
 fn update_graph(model: &Model, state: TrainingState, options: &TrainOptions) -> Update {
     let guard = options.guard.build(options.grad_clip);
     let mut step = update_program(state.optimiser, guard, options.optimiser(model.layout()));
-    if let Some((dtype, copy)) = state.model.working {
+    if let Some(Working { dtype, copy, .. }) = state.model.working {
         push_refresh(&mut step.graph, state.optimiser.len, dtype, state.model.parameters, copy);
     }
     step

@@ -2,8 +2,8 @@
 //! contexts that fill up.
 
 use ironmill_model::{
-    Architecture, Engine, Finish, Generator, GeneratorOptions, LogProbability, ModelConfig, Place, Request,
-    RequestId, Sampler, Sampling, Token, Window,
+    Architecture, Engine, Finish, Generator, GeneratorOptions, Keep, LogProbability, ModelConfig, Place,
+    Request, RequestId, Sampler, Sampling, Token, Window,
 };
 
 use crate::{backends, causal_kinds, model, tiny};
@@ -128,6 +128,22 @@ fn draws_repeat_with_the_seed_in_any_batch() {
             for (request, tokens) in requests.iter().zip(&together) {
                 assert_eq!(ids(tokens), oracle(&mut engine, request).0);
             }
+        }
+    }
+}
+
+#[test]
+fn weights_kept_in_bf16_give_what_their_own_oracle_gives() {
+    for config in causal_kinds() {
+        let model = model(config);
+        let values: Vec<f32> = model.initial_values(3).iter().map(|x| x * 12.0).collect();
+        let device = Box::new(ironmill_compute::Cpu::new(2).unwrap());
+        let keep = Keep::Weights(ironmill_compute::DType::BF16);
+        let mut engine = Engine::keeping(device, model, &values, keep).unwrap();
+        let requests = requests(2, 20);
+        let made = run(&mut engine, 3, &requests);
+        for (request, tokens) in requests.iter().zip(&made) {
+            assert_eq!(ids(tokens), oracle(&mut engine, request).0);
         }
     }
 }

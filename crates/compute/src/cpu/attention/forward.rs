@@ -3,13 +3,13 @@
 use super::{
     super::{
         Context, Needs,
-        gemm::{Matrix, Packed},
+        gemm::{FewRows, Matrix, Packed},
         memory::Operands,
         shared::{Grid, Tile, for_tiles},
         simd::Simd,
         vector,
     },
-    Part, Sizes,
+    Part, Sizes, decode,
 };
 
 /// Queries of a task: enough to make packing the keys a small part of it, few enough for many tasks on long samples.
@@ -22,12 +22,17 @@ pub(in super::super) fn needs(simd: Simd, sizes: Sizes) -> Needs {
     let packed = Packed::elements(simd, products, [keys, head_dim])
         + Packed::elements(simd, products, [head_dim, keys])
         + Packed::row_elements(simd, products, keys.max(head_dim));
-    Needs { scratch: packed + Packed::rows(simd, products) * keys, ..Needs::default() }
+    // One query over a cache packs that and its scores, and no keys and values.
+    let few = 2 * FewRows::MOST * keys.max(head_dim);
+    Needs { scratch: (packed + Packed::rows(simd, products) * keys).max(few), ..Needs::default() }
 }
 
 /// The operands are (q, k, v) or all three in one, then places and borders where there are any.
 pub(in super::super) fn attention(context: &mut Context<'_>, operands: &mut Operands<'_>, sizes: Sizes) {
     let simd = context.simd;
+    if decode::suits(simd, sizes) {
+        return decode::attention(context, operands, sizes);
+    }
     let Sizes { batch, queries, head_dim, attention, .. } = sizes;
     let own = if sizes.is_joint { 1 } else { 3 };
     let [q, k, v] = if sizes.is_joint { [0, 0, 0] } else { [0, 1, 2] }.map(|index| operands.input(index));

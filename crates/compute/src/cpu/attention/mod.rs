@@ -5,6 +5,7 @@
 //! memory is linear in T.
 
 mod backward;
+mod decode;
 mod forward;
 
 pub(super) use backward::{attention_grad, needs as grad_needs};

@@ -4,7 +4,10 @@
 //! for one k, or a pair of bf16 for two. Every element of C is one chain of additions in the order of k, so it does not
 //! depend on R, V or the place in the tile.
 
-use super::super::simd::{InstructionSet, Simd};
+use super::{
+    super::simd::{InstructionSet, Simd},
+    stream::{self, Stream},
+};
 use crate::tensor::DType;
 
 /// Computes `rows × columns` of C from a panel of A and one of B of depth `k`.
@@ -136,6 +139,8 @@ pub(super) struct Family {
     /// Whether a call takes one column more than its vectors hold.
     has_extra: bool,
     table: &'static [Micro],
+    /// Loops over lines where they lie, by rows; empty where there are none.
+    streams: &'static [Stream],
 }
 
 impl Family {
@@ -145,17 +150,24 @@ impl Family {
             DType::BF16 | DType::F16 => Form::Rounded(products),
             _ => Form::F32,
         };
-        let portable = Family { form, rows: 4, lanes: 8, vectors: 1, has_extra: false, table: &PORTABLE };
+        let portable =
+            Family { form, rows: 4, lanes: 8, vectors: 1, has_extra: false, table: &PORTABLE, streams: &[] };
         match simd.set() {
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512Bf16 if products == DType::BF16 => {
-                Family { form: Form::Pairs, table: &x86::AVX512_BF16, ..x86::FAMILY_OF_512_BITS }
+                let streams = &stream::x86::AVX512_BF16;
+                Family { form: Form::Pairs, table: &x86::AVX512_BF16, streams, ..x86::FAMILY_OF_512_BITS }
             }
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => Family { form, ..x86::FAMILY_OF_512_BITS },
+            InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+                // Lines that are read where they lie cannot be rounded on the way.
+                let streams: &[Stream] = if form == Form::F32 { &stream::x86::AVX512 } else { &[] };
+                Family { form, streams, ..x86::FAMILY_OF_512_BITS }
+            }
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx2 => {
-                Family { form, rows: 6, lanes: 8, vectors: 2, has_extra: false, table: &x86::AVX2 }
+                let (table, streams) = (&x86::AVX2, &[]);
+                Family { form, rows: 6, lanes: 8, vectors: 2, has_extra: false, table, streams }
             }
             InstructionSet::Portable => portable,
             #[cfg(not(target_arch = "x86_64"))]
@@ -199,6 +211,11 @@ impl Family {
     /// side by side, and the first cache holds few lines at equal places of pages.
     pub fn panel_units(self, width: usize, steps: usize) -> usize {
         (width * steps).next_multiple_of(16) + 16
+    }
+
+    /// The loop of this many rows over lines where they lie, if there is one.
+    pub fn stream(self, rows: usize) -> Option<Stream> {
+        self.streams.get(rows.checked_sub(1)?).copied()
     }
 
     /// The loop for this many rows and columns, and for one column more if there is an extra one.
@@ -272,8 +289,15 @@ mod x86 {
     pub static AVX2: [Micro; 12] = table!(avx2, 2 vectors, rows 1 2 3 4 5 6);
 
     /// 24 sums, three vectors of B and a number of A, and with one more column 26 and 5, fill the 32 registers.
-    pub const FAMILY_OF_512_BITS: Family =
-        Family { form: Form::F32, rows: 8, lanes: 16, vectors: 3, has_extra: true, table: &AVX512 };
+    pub const FAMILY_OF_512_BITS: Family = Family {
+        form: Form::F32,
+        rows: 8,
+        lanes: 16,
+        vectors: 3,
+        has_extra: true,
+        table: &AVX512,
+        streams: &[],
+    };
 
     /// sum + a·b, number by number.
     ///

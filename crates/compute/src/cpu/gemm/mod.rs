@@ -14,18 +14,22 @@
 //! With many rows, the panels of B are packed once by all threads into shared memory, then tiles of C are computed, each of
 //! which packs its rows of A. With few rows (decoding, the gradient of a small vocabulary) it is A that is packed once, and each
 //! tile packs its own columns of B: then every element of B is read from memory once, and packing is the only pass over it.
+//! Up to eight rows need no packed B at all ([`stream`]).
 #![expect(unsafe_code, reason = "inner loops use vector instructions and pointers into packed panels")]
 
 mod micro;
 mod pack;
 mod packed;
+mod stream;
 
 pub(super) use packed::Packed;
+pub(super) use stream::FewRows;
 
 use std::ops::Range;
 
-use micro::{Family, LINE_STEPS, Panels, Target, Upcoming};
+use micro::{Family, Form, LINE_STEPS, Panels, Target, Upcoming};
 use pack::{Lines, pack, pack_adjacent_rows};
+use stream::{STRIP, Stream, Strip};
 
 use super::{
     Context, Needs,
@@ -46,6 +50,8 @@ const TILE_ROWS: usize = 96;
 const TILE_PANELS: usize = 4;
 /// Tiles of C that a thread gets on average, so that one that is held up leaves its share to the others.
 const TILES_PER_THREAD: usize = 8;
+/// The same where B is read where it lies.
+const STREAMED_TILES: usize = 4;
 /// Columns of B that are packed at a time: with [`MAX_STEPS`] steps, 4 MiB in the last cache.
 const STAGE_COLUMNS: usize = 2688;
 
@@ -60,6 +66,18 @@ pub(super) struct Matrix<'a> {
     columns: usize,
     row_stride: usize,
     column_stride: usize,
+    /// The direction in which two numbers of bf16 share an element of `data`, the first in its lower half.
+    paired: Paired,
+}
+
+/// Whether and how numbers are stored in pairs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Paired {
+    No,
+    /// Numbers 2i and 2i + 1 of a column.
+    AlongColumns,
+    /// Numbers 2i and 2i + 1 of a row.
+    AlongRows,
 }
 
 impl<'a> Matrix<'a> {
@@ -69,7 +87,16 @@ impl<'a> Matrix<'a> {
             rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= data.len(),
             "the matrix lies inside its slice"
         );
-        Matrix { data, rows, columns, row_stride, column_stride: 1 }
+        Matrix { data, rows, columns, row_stride, column_stride: 1, paired: Paired::No }
+    }
+
+    /// Rows of bf16 one after another, two to an element; columns are even.
+    pub fn of_pairs(data: &'a [f32], rows: usize, columns: usize) -> Self {
+        assert!(
+            columns.is_multiple_of(2) && rows * columns / 2 <= data.len(),
+            "pairs lie inside their slice"
+        );
+        Matrix { data, rows, columns, row_stride: columns / 2, column_stride: 1, paired: Paired::AlongRows }
     }
 
     /// Rows one after another.
@@ -85,36 +112,65 @@ impl<'a> Matrix<'a> {
             columns: self.rows,
             row_stride: self.column_stride,
             column_stride: self.row_stride,
+            paired: match self.paired {
+                Paired::No => Paired::No,
+                Paired::AlongColumns => Paired::AlongRows,
+                Paired::AlongRows => Paired::AlongColumns,
+            },
         }
     }
 
     /// Some rows of some columns.
     fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
-        let start = rows.start * self.row_stride + columns.start * self.column_stride;
-        let data = self.data.get(start..).unwrap_or_default();
+        let data = self.data.get(self.place(rows.start, columns.start)..).unwrap_or_default();
         Matrix { data, rows: rows.len(), columns: columns.len(), ..*self }
+    }
+
+    /// Where a number lies; the first of a pair, where numbers are stored so.
+    fn place(&self, row: usize, column: usize) -> usize {
+        let (row, column) = match self.paired {
+            Paired::No => (row, column),
+            Paired::AlongColumns => (row / 2, column),
+            Paired::AlongRows => (row, column / 2),
+        };
+        row * self.row_stride + column * self.column_stride
     }
 
     /// Rows as lines to pack.
     fn row_lines(&self, rows: Range<usize>, columns: Range<usize>) -> Lines<'a> {
-        let start = rows.start * self.row_stride + columns.start * self.column_stride;
         Lines {
-            data: self.data.get(start..).unwrap_or_default(),
+            data: self.data.get(self.place(rows.start, columns.start)..).unwrap_or_default(),
             count: rows.len(),
             depth: columns.len(),
             line_stride: self.row_stride,
             k_stride: self.column_stride,
+            is_paired: self.paired == Paired::AlongRows,
+        }
+    }
+
+    /// Whether the units of columns are stored as a family multiplies them.
+    fn suits(&self, family: Family) -> bool {
+        match family.form {
+            Form::F32 => self.paired == Paired::No,
+            Form::Pairs => self.paired == Paired::AlongColumns,
+            Form::Rounded(_) => false,
         }
     }
 
     /// A part that is packed soon.
     fn upcoming(&self, rows: Range<usize>, columns: Range<usize>) -> Upcoming {
-        let Lines { data, count, depth, line_stride, k_stride } = self.row_lines(rows, columns);
+        let Lines { data, count, depth, line_stride, k_stride, is_paired } = self.row_lines(rows, columns);
+        let depth = if is_paired { depth.div_ceil(2) } else { depth };
         if k_stride == 1 {
             Upcoming::new(data.as_ptr(), count, depth, line_stride)
         } else {
             Upcoming::new(data.as_ptr(), depth, count * line_stride, k_stride)
         }
+    }
+
+    /// Whether every number has an element of its own.
+    fn is_single(&self) -> bool {
+        self.paired == Paired::No
     }
 
     /// Columns as lines to pack.
@@ -344,17 +400,42 @@ fn few_rows<const N: usize>(
     let block_units = m.div_ceil(family.rows) * family.panel_units(family.rows, all_steps);
     let place = |block: &Range<usize>| block.start / block_depth(family, k) * block_units;
     let packed_a = &mut shared.as_mut_slice()[..blocks(family, k).count() * block_units];
-    for_tiles(pool, [Grid::elements(&mut *packed_a, block_units)], |[tile], _| {
-        let first = tile.column / block_units * block_depth(family, k);
-        let block = first..(first + block_depth(family, k)).min(k);
-        pack_rows(simd, family, &a, 0..m, block, tile.into_slice());
-    });
+    let stream = family.stream(m).filter(|_| b.row_stride == 1 && b.suits(family));
+    if stream.is_some() {
+        // So little that waking other threads would take longer.
+        for (block, packed) in blocks(family, k).zip(packed_a.chunks_exact_mut(block_units)) {
+            pack_rows(simd, family, &a, 0..m, block, packed);
+        }
+    } else {
+        for_tiles(pool, [Grid::elements(&mut *packed_a, block_units)], |[tile], _| {
+            let first = tile.column / block_units * block_depth(family, k);
+            let block = first..(first + block_depth(family, k)).min(k);
+            pack_rows(simd, family, &a, 0..m, block, tile.into_slice());
+        });
+    }
     let packed_a = &*packed_a;
     let threads = pool.threads();
-    // A tile is one panel of B, which is tens of kilobytes of weights a block.
-    let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, family.columns()]));
+    // A tile is one panel of B, which is tens of kilobytes of weights a block. Lines that are read where they lie are best read
+    // in long runs: what a thread reads next is then seldom a guess.
+    let tile_columns = match stream {
+        Some(_) => n.div_ceil(STREAMED_TILES * threads).next_multiple_of(family.columns()),
+        None => family.columns(),
+    };
+    let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, tile_columns]));
     for_tiles(pool, grids, |mut tiles, scratch| {
         let tile = &mut tiles[0];
+        if let Some(stream) = stream {
+            let ahead = (tile.column + threads * tile_columns).min(n);
+            for columns in cut(tile.column_range(), STRIP) {
+                let next = if columns.end == tile.column_range().end { ahead } else { columns.end };
+                for block in blocks(family, k) {
+                    let packed_a = &packed_a[place(&block)..];
+                    stream_strip((family, stream), packed_a, &product, block, (tile, columns.clone()), next);
+                }
+            }
+            let column = tile.column;
+            return then(&mut tiles, column);
+        }
         for block in blocks(family, k) {
             let steps = family.units(block.len());
             let (count, panel) = (tile.columns(), family.padded(tile.columns()));
@@ -378,6 +459,55 @@ fn few_rows<const N: usize>(
         let column = tile.column;
         then(&mut tiles, column);
     });
+}
+
+/// Multiplies all packed rows with a strip of the columns of a tile where they lie, over one block of the sum. The next strip is
+/// likely to begin at the column `next`.
+fn stream_strip(
+    (family, stream): (Family, Stream),
+    packed_a: &[f32],
+    product: &Product<'_>,
+    block: Range<usize>,
+    (tile, columns): (&mut Tile<'_>, Range<usize>),
+    next: usize,
+) {
+    let Product { b, bias, add, .. } = *product;
+    let (m, stride, steps) = (tile.rows(), tile.stride(), family.units(block.len()));
+    assert!(packed_a.len() >= steps * m, "the panel covers the rows");
+    let base = tile.as_mut_ptr();
+    let lines = b.column_lines(block.clone(), columns.clone());
+    assert!((columns.len() - 1) * lines.line_stride + steps <= lines.data.len(), "the lines exist");
+    assert!(
+        tile.column <= columns.start && columns.end <= tile.column_range().end,
+        "the strip is the tile's"
+    );
+    let from = b.data.as_ptr().wrapping_add(b.place(0, next));
+    let ahead = match lines.line_stride == family.units(b.rows) {
+        true => stream::Ahead::whole(from, family.units(block.start)),
+        false => stream::Ahead::apart(from.wrapping_add(family.units(block.start)), lines.line_stride),
+    };
+    let bias = bias.filter(|_| block.start == 0).map(|bias| &bias[columns.clone()]);
+    let strip = Strip {
+        steps,
+        a: packed_a.as_ptr(),
+        lines: lines.data.as_ptr(),
+        stride: lines.line_stride,
+        count: columns.len(),
+        ahead,
+    };
+    // SAFETY: `stream` belongs to an instruction set that a `Simd` proves. The assertions keep the packed rows and the lines
+    // inside their slices; the columns lie inside the tile, whose elements are this thread's own, and the bias has a
+    // number for each.
+    unsafe {
+        let target = Target {
+            c: base.add(columns.start - tile.column),
+            stride,
+            columns: columns.len(),
+            bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            add: add || block.start > 0,
+        };
+        stream(strip, target);
+    }
 }
 
 /// How the first block begins an element of C, and that later blocks add to it.

@@ -26,11 +26,16 @@ pub(super) struct Lines<'a> {
     pub line_stride: usize,
     /// From one step to the next.
     pub k_stride: usize,
+    /// Whether an element is two numbers of bf16, of which `depth` counts each; then it is even.
+    pub is_paired: bool,
 }
 
 /// Packs lines into `out[step * width + i]` in the family's units; lines that do not exist are zeros, and so is what is
 /// missing of a last pair.
 pub(super) fn pack(simd: Simd, family: Family, lines: Lines<'_>, width: usize, out: &mut [f32]) {
+    if lines.is_paired {
+        return pack_stored_pairs(simd, family, lines, width, out);
+    }
     match family.form {
         Form::F32 => pack_numbers(simd, lines, width, out),
         Form::Rounded(dtype) => {
@@ -38,6 +43,22 @@ pub(super) fn pack(simd: Simd, family: Family, lines: Lines<'_>, width: usize, o
             out[..lines.depth * width].iter_mut().for_each(|x| *x = rounded(dtype, *x));
         }
         Form::Pairs => pack_pairs(simd, lines, width, out),
+    }
+}
+
+/// Packs numbers that are pairs of bf16 already: as they are, or each on its own where pairs are not multiplied.
+fn pack_stored_pairs(simd: Simd, family: Family, lines: Lines<'_>, width: usize, out: &mut [f32]) {
+    if family.form == Form::Pairs {
+        let units = Lines { depth: lines.depth.div_ceil(2), is_paired: false, ..lines };
+        return pack_numbers(simd, units, width, out);
+    }
+    let Lines { data, count, depth, line_stride, k_stride, .. } = lines;
+    for (k, out) in out.chunks_exact_mut(width).take(depth).enumerate() {
+        for (i, out) in out[..count].iter_mut().enumerate() {
+            let pair = data[i * line_stride + k / 2 * k_stride].to_bits();
+            *out = f32::from_bits(if k % 2 == 0 { pair << 16 } else { pair & 0xFFFF_0000 });
+        }
+        out[count..].fill(0.0);
     }
 }
 
@@ -51,7 +72,7 @@ pub(super) fn pack_adjacent_rows(
     out: &mut [f32],
 ) -> usize {
     let lines = Lines { count: lines.count / 8 * 8, ..lines };
-    let Lines { data, count, depth, line_stride, k_stride } = lines;
+    let Lines { data, count, depth, line_stride, k_stride, .. } = lines;
     let is_known = line_stride == 1 && family.rows == 8 && !matches!(family.form, Form::Rounded(_));
     if !is_known || count <= 8 || depth == 0 {
         return 0;
@@ -81,13 +102,13 @@ pub(super) fn pack_adjacent_rows(
 
 /// Whether [`sweep`] can pack this B.
 pub(super) fn can_sweep(family: Family, b: &Matrix<'_>) -> bool {
-    b.column_stride == 1 && (family.form != Form::Pairs || cfg!(target_arch = "x86_64"))
+    b.column_stride == 1 && b.is_single() && (family.form != Form::Pairs || cfg!(target_arch = "x86_64"))
 }
 
 /// Packs adjacent lines into panels of `panel` lines side by side: a row of the tile is a part of a panel, of as many steps.
 /// Lines that a last panel lacks are zeros up to whole vectors.
 pub(super) fn sweep(simd: Simd, family: Family, lines: Lines<'_>, panel: usize, out: &mut Tile<'_>) {
-    let Lines { data, count, depth, line_stride, k_stride } = lines;
+    let Lines { data, count, depth, line_stride, k_stride, .. } = lines;
     if depth == 0 {
         return;
     }
@@ -136,7 +157,7 @@ fn rounded_to_bf16(x: f32) -> f32 {
 }
 
 fn pack_pairs(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
-    let Lines { data, count, depth, line_stride, k_stride } = lines;
+    let Lines { data, count, depth, line_stride, k_stride, .. } = lines;
     let steps = depth.div_ceil(2);
     assert!(count <= width && out.len() >= steps * width);
     if count == 0 || depth == 0 {
@@ -173,7 +194,7 @@ fn pack_pairs(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
 
 /// Packs lines into `out[k * width + i]`; lines that do not exist are zeros.
 fn pack_numbers(simd: Simd, lines: Lines<'_>, width: usize, out: &mut [f32]) {
-    let Lines { data, count, depth, line_stride, k_stride } = lines;
+    let Lines { data, count, depth, line_stride, k_stride, .. } = lines;
     assert!(count <= width && out.len() >= depth * width);
     if count == 0 || depth == 0 {
         return out[..depth * width].fill(0.0);
@@ -540,7 +561,8 @@ mod tests {
             ] {
                 for (line_stride, k_stride) in [(40, 1), (1, 50), (3, 150)] {
                     let mut out = vec![-1.0; family.units(depth) * width];
-                    let lines = Lines { data: &data, count, depth, line_stride, k_stride };
+                    let is_paired = false;
+                    let lines = Lines { data: &data, count, depth, line_stride, k_stride, is_paired };
                     pack(simd, family, lines, width, &mut out);
                     let expected = |i: usize, k: usize| {
                         if i < count && k < depth { data[i * line_stride + k * k_stride] } else { 0.0 }
@@ -560,6 +582,33 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn stored_pairs_are_packed_as_the_numbers_that_they_are() {
+        let numbers: Vec<f32> = (0..48 * 34).map(|i| rounded_to_bf16((i as f32).sin())).collect();
+        let halves = |pair: &[f32]| f32::from_bits(pair[0].to_bits() >> 16 | pair[1].to_bits());
+        let stored: Vec<f32> = numbers.chunks_exact(2).map(halves).collect();
+        for set in InstructionSet::ALL {
+            let Some(simd) = Simd::new(set) else { continue };
+            let family = Family::of(simd, DType::BF16);
+            for (count, width) in [(48, 48), (17, 48), (5, 6), (1, 1)] {
+                let plain = Lines {
+                    data: &numbers,
+                    count,
+                    depth: 34,
+                    line_stride: 34,
+                    k_stride: 1,
+                    is_paired: false,
+                };
+                let paired = Lines { data: &stored, line_stride: 17, is_paired: true, ..plain };
+                let [mut expected, mut packed] = [(); 2].map(|()| vec![0.0f32; family.units(34) * width]);
+                pack(simd, family, plain, width, &mut expected);
+                pack(simd, family, paired, width, &mut packed);
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&packed), bits(&expected), "{set}, {count} lines");
             }
         }
     }

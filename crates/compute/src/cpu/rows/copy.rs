@@ -78,3 +78,17 @@ pub(in super::super) fn cache_copy(operands: &mut Operands<'_>) {
         }
     }
 }
+
+/// Rounds numbers to bf16, two to an element.
+pub(in super::super) fn to_pairs(context: &mut Context<'_>, operands: &mut Operands<'_>) {
+    /// Elements of a task.
+    const PIECE: usize = 1 << 15;
+    let numbers = operands.input(0);
+    for_tiles(context.pool, [Grid::elements(operands.output(0), PIECE)], |[tile], _| {
+        let from = &numbers[2 * tile.column..];
+        for (pair, numbers) in tile.into_slice().iter_mut().zip(from.chunks_exact(2)) {
+            let [low, high] = [numbers[0], numbers[1]].map(|x| u32::from(half::bf16::from_f32(x).to_bits()));
+            *pair = f32::from_bits(low | high << 16);
+        }
+    });
+}

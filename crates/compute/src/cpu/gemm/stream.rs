@@ -1,0 +1,274 @@
+//! Products of few rows with lines that are read once: decoding, which is bound by memory.
+//!
+//! Sixteen lines at a time are read where they lie, sixteen units of each; a transposition in registers turns them into the
+//! vectors that the inner loops of packed panels multiply. So every element is the same chain of additions as theirs, bit for
+//! bit, and nothing is written on the way. The next sixteen lines are asked for meanwhile: the processor foresees fewer streams
+//! than there are lines.
+
+use super::{Matrix, cut, micro::Family, micro::Panels, micro::Target, micro::Upcoming};
+use crate::{
+    cpu::{shared::Tile, simd::Simd},
+    tensor::DType,
+};
+
+/// Lines of a strip: the lanes of a vector.
+pub(super) const STRIP: usize = 16;
+
+/// Multiplies R rows with a strip of lines.
+pub(super) type Stream = unsafe fn(Strip, Target);
+
+/// Operands of one call.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    /// Steps along the sum.
+    pub steps: usize,
+    /// Groups of R units, one for each step.
+    pub a: *const f32,
+    /// The first unit of the first line.
+    pub lines: *const f32,
+    /// Units from one line to the next.
+    pub stride: usize,
+    /// Lines that exist.
+    pub count: usize,
+    /// What is read later, and asked for now.
+    pub ahead: Ahead,
+}
+
+/// Memory that is read soon: sixteen cache lines of it are asked for in every sixteen steps. Any address will do.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// The first of the first sixteen.
+    first: *const f32,
+    /// From one of the sixteen to the next.
+    between: usize,
+    /// From sixteen to the next sixteen.
+    stride: usize,
+}
+
+impl Ahead {
+    /// A strip whose lines follow each other without a gap: in the order of memory, which is what the processor goes on with by
+    /// itself, and so from where `steps` of each line were asked for.
+    pub fn whole(strip: *const f32, steps: usize) -> Self {
+        Ahead { first: strip.wrapping_add(STRIP * steps), between: 16, stride: 16 * STRIP }
+    }
+
+    /// A strip of lines at a stride.
+    pub fn apart(strip: *const f32, stride: usize) -> Self {
+        Ahead { first: strip, between: stride, stride: 16 }
+    }
+}
+
+/// Few rows, packed, to be multiplied on the calling thread with matrices that lie where they are.
+pub(in super::super) struct FewRows {
+    family: Family,
+    rows: usize,
+}
+
+impl FewRows {
+    /// So many rows, where the processor has loops for them.
+    pub fn new(simd: Simd, products: DType, rows: usize) -> Option<Self> {
+        let family = Family::of(simd, products);
+        family.stream(rows).map(|_| FewRows { family, rows })
+    }
+
+    /// The most rows.
+    pub const MOST: usize = 8;
+
+    /// Writes rows of numbers, one behind the other, in the order in which the loops read them.
+    pub fn pack(&self, rows: &[f32], out: &mut [f32]) {
+        let depth = rows.len() / self.rows;
+        for (row, numbers) in rows.chunks_exact(depth.max(1)).enumerate() {
+            for (out, number) in out[row..].iter_mut().step_by(self.rows).zip(numbers) {
+                *out = *number;
+            }
+        }
+    }
+
+    /// C ← A·Bᵀ: every packed row with every row of B, whose numbers follow each other.
+    pub fn times_rows(&self, a: &[f32], b: Matrix<'_>, c: &mut Tile<'_>) {
+        let stream = self.family.stream(self.rows).unwrap_or_else(|| unreachable!("checked when made"));
+        assert!(b.column_stride == 1 && b.columns * self.rows <= a.len(), "the rows are packed");
+        assert!((c.rows(), c.columns()) == (self.rows, b.rows), "the matrices fit each other");
+        assert!(b.rows == 0 || (b.rows - 1) * b.row_stride + b.columns <= b.data.len(), "B lies inside");
+        let (stride, base) = (c.stride(), c.as_mut_ptr());
+        for lines in cut(0..b.rows, STRIP) {
+            let from = b.data.as_ptr().wrapping_add(lines.start * b.row_stride);
+            let ahead = Ahead::apart(from.wrapping_add(STRIP * b.row_stride), b.row_stride);
+            let (steps, count) = (b.columns, lines.len());
+            let strip = Strip { steps, a: a.as_ptr(), lines: from, stride: b.row_stride, count, ahead };
+            // SAFETY: `stream` belongs to an instruction set that a `Simd` proves. The assertions keep the packed rows, the lines
+            // of the strip and the columns of the tile, which is this thread's own, inside their slices.
+            unsafe {
+                let c = base.add(lines.start);
+                stream(strip, Target { c, stride, columns: count, bias: std::ptr::null(), add: false });
+            }
+        }
+    }
+
+    /// Whether [`FewRows::times`] can read rows of so many columns where they lie: in whole vectors.
+    pub fn suits_columns(&self, columns: usize) -> bool {
+        columns.is_multiple_of(self.family.lanes)
+    }
+
+    /// C ← A·B with the rows of B where they lie; their columns suit.
+    pub fn times(&self, a: &[f32], b: Matrix<'_>, c: &mut Tile<'_>) {
+        assert!(b.column_stride == 1 && b.rows * self.rows <= a.len(), "the rows are packed");
+        assert!((c.rows(), c.columns()) == (self.rows, b.columns), "the matrices fit each other");
+        assert!(self.suits_columns(b.columns), "columns are whole vectors");
+        assert!(b.rows == 0 || (b.rows - 1) * b.row_stride + b.columns <= b.data.len(), "B lies inside");
+        let (stride, base) = (c.stride(), c.as_mut_ptr());
+        let mut upcoming = Upcoming::NONE;
+        for columns in cut(0..b.columns, self.family.columns()) {
+            let micro = self.family.micro(self.rows, columns.len(), false);
+            let from = b.data.as_ptr().wrapping_add(columns.start);
+            // SAFETY: `micro` belongs to an instruction set that a `Simd` proves. The assertions keep the packed rows, whole vectors
+            // of every row of B and the columns of the tile, which is this thread's own, inside their slices.
+            unsafe {
+                let panels = Panels {
+                    steps: b.rows,
+                    a: a.as_ptr(),
+                    b: from,
+                    b_stride: b.row_stride,
+                    extra: std::ptr::null(),
+                    ahead: from,
+                    upcoming: &raw mut upcoming,
+                };
+                let c = base.add(columns.start);
+                let target = Target { c, stride, columns: columns.len(), bias: std::ptr::null(), add: false };
+                micro(panels, target);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{super::micro::Target, Ahead, STRIP, Stream, Strip};
+
+    pub static AVX512: [Stream; 8] = [
+        numbers::<1>,
+        numbers::<2>,
+        numbers::<3>,
+        numbers::<4>,
+        numbers::<5>,
+        numbers::<6>,
+        numbers::<7>,
+        numbers::<8>,
+    ];
+    pub static AVX512_BF16: [Stream; 8] =
+        [pairs::<1>, pairs::<2>, pairs::<3>, pairs::<4>, pairs::<5>, pairs::<6>, pairs::<7>, pairs::<8>];
+
+    /// Sixteen vectors of sixteen units as the columns that they are the rows of.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn transposed(line: [__m512; 16]) -> [__m512; 16] {
+        // Pairs, then fours change places inside each quarter of a vector; then whole quarters do.
+        let pair: [__m512; 16] = std::array::from_fn(|i| match i % 2 {
+            0 => _mm512_unpacklo_ps(line[i], line[i + 1]),
+            _ => _mm512_unpackhi_ps(line[i - 1], line[i]),
+        });
+        let four: [__m512; 16] = std::array::from_fn(|i| {
+            let first = i / 4 * 4 + i % 4 / 2;
+            let (a, b) = (_mm512_castps_pd(pair[first]), _mm512_castps_pd(pair[first + 2]));
+            _mm512_castpd_ps(match i % 2 {
+                0 => _mm512_unpacklo_pd(a, b),
+                _ => _mm512_unpackhi_pd(a, b),
+            })
+        });
+        let mut columns = [_mm512_setzero_ps(); 16];
+        for j in 0..4 {
+            let [a, b, c, d] = [four[j], four[j + 4], four[j + 8], four[j + 12]];
+            let (even_ab, odd_ab) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b));
+            let (even_cd, odd_cd) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xDD>(c, d));
+            columns[j] = _mm512_shuffle_f32x4::<0x88>(even_ab, even_cd);
+            columns[j + 4] = _mm512_shuffle_f32x4::<0x88>(odd_ab, odd_cd);
+            columns[j + 8] = _mm512_shuffle_f32x4::<0xDD>(even_ab, even_cd);
+            columns[j + 12] = _mm512_shuffle_f32x4::<0xDD>(odd_ab, odd_cd);
+        }
+        columns
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn add_product(sum: __m512, a: __m512, b: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, sum)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn add_pair_products(sum: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: both types are 512 bits of plain data.
+        unsafe {
+            _mm512_dpbf16_ps(
+                sum,
+                std::mem::transmute::<__m512, __m512bh>(a),
+                std::mem::transmute::<__m512, __m512bh>(b),
+            )
+        }
+    }
+
+    macro_rules! streams {
+        ($name:ident, $features:literal, $add_product:ident) => {
+            /// # Safety
+            /// The processor has the features. `a` holds `steps` groups of R units; `count`, at most 16, lines of `steps` units
+            /// exist at the stride; C has R rows of `count = columns` elements at its stride, which nobody else uses; the
+            /// bias is null or has as many elements.
+            #[target_feature(enable = $features)]
+            unsafe fn $name<const R: usize>(strip: Strip, to: Target) {
+                let Strip { steps, a, lines, stride, count, ahead } = strip;
+                let Ahead { first: mut ahead, between, stride: ahead_stride } = ahead;
+                let mut sums = [_mm512_setzero_ps(); R];
+                for step in (0..steps).step_by(16) {
+                    let left = (steps - step).min(16);
+                    let mask = ((1u32 << left) - 1) as __mmask16;
+                    for line in 0..STRIP {
+                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * between).cast());
+                    }
+                    ahead = ahead.wrapping_add(ahead_stride);
+                    let line = |line: usize| {
+                        let exists = if line < count { mask } else { 0 };
+                        // SAFETY: the mask keeps the load to lines and units that exist, by the caller's promise.
+                        unsafe { _mm512_maskz_loadu_ps(exists, lines.wrapping_add(line * stride + step)) }
+                    };
+                    let columns = if left == 16 && count == STRIP {
+                        // SAFETY: whole vectors of all sixteen lines exist, by the caller's promise.
+                        transposed(std::array::from_fn(|line| unsafe {
+                            _mm512_loadu_ps(lines.add(line * stride + step))
+                        }))
+                    } else {
+                        transposed(std::array::from_fn(line))
+                    };
+                    for (k, column) in columns.into_iter().enumerate() {
+                        if k < left {
+                            for (row, sum) in sums.iter_mut().enumerate() {
+                                // SAFETY: the step is below `steps`, whose groups `a` holds by the caller's promise.
+                                let broadcast = unsafe { _mm512_set1_ps(*a.add((step + k) * R + row)) };
+                                *sum = $add_product(*sum, broadcast, column);
+                            }
+                        }
+                    }
+                }
+                let mask = ((1u32 << count) - 1) as __mmask16;
+                for (row, sum) in sums.into_iter().enumerate() {
+                    // SAFETY: the mask keeps every load and store to columns that exist, by the caller's promise.
+                    unsafe {
+                        let c = to.c.wrapping_add(row * to.stride);
+                        let mut value = sum;
+                        if !to.bias.is_null() {
+                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, to.bias));
+                        }
+                        if to.add {
+                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
+                        }
+                        _mm512_mask_storeu_ps(c, mask, value);
+                    }
+                }
+            }
+        };
+    }
+
+    streams!(numbers, "avx512f", add_product);
+    streams!(pairs, "avx512f,avx512bf16", add_pair_products);
+}

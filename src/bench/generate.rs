@@ -1,0 +1,233 @@
+//! `bench generate`: how fast prompts are read and tokens written, against what memory and arithmetic allow.
+
+use super::card::CardLimits;
+use super::limits::Limits;
+use super::random::Random;
+use super::step::Sizes;
+use super::{Precision, Settings, Spread, cpu};
+use crate::failure::Result;
+use crate::show::Show;
+use crate::show::numbers::{bytes, grouped};
+use crate::stages::{cuda, model};
+use ironmill_compute::{Cuda, Device};
+use ironmill_model::{Engine, Generator, GeneratorOptions, Model, ModelConfig, Request, Sampling};
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The model; its batch is not used.
+    pub sizes: Sizes,
+    /// How many texts are written at a time, one measurement each.
+    pub batches: Vec<usize>,
+    /// Tokens of a prompt.
+    pub prompt: usize,
+    /// Tokens that are written behind it.
+    pub tokens: usize,
+    /// Tokens are drawn from so many of the likeliest; 0 takes the likeliest.
+    pub top_k: usize,
+    /// Times that all of it is done; the median counts.
+    pub rounds: usize,
+}
+
+/// The limits that generation is measured against.
+struct Machine {
+    line: String,
+    json: Value,
+    flops_per_s: f64,
+    read_bytes_per_s: f64,
+}
+
+/// One batch size.
+struct Measured {
+    batch: usize,
+    /// Seconds to read all prompts and draw a first token for each.
+    prefill: Spread,
+    /// Seconds of all tokens behind the first ones.
+    decode: Spread,
+    /// Seconds from the requests to the last token.
+    whole: Spread,
+}
+
+/// Measures and shows every batch size.
+pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> Result<()> {
+    let (machine, device): (Machine, Box<dyn Device>) = match cuda::ordinal(device_name) {
+        Some(ordinal) => {
+            let mut card = Cuda::new(&cuda::options(ordinal, None))?;
+            let limits = CardLimits::measure(&mut card, settings.precision, settings.quick)?;
+            let machine = Machine {
+                line: limits.line(),
+                json: limits.to_json(),
+                flops_per_s: limits.flops_per_s,
+                read_bytes_per_s: limits.copy_bytes_per_s,
+            };
+            (machine, Box::new(card))
+        }
+        None => {
+            let device = cpu(device_name, settings.threads)?;
+            let limits = Limits::measure(&device, settings.quick)?;
+            let machine = Machine {
+                line: limits.line(),
+                json: limits.to_json(),
+                flops_per_s: settings.precision.flops_per_s(&limits),
+                read_bytes_per_s: limits.peak.read_bytes_per_s,
+            };
+            (machine, Box::new(device))
+        }
+    };
+    let mut object = machine.json.clone();
+    object["kind"] = "limits".into();
+    show.result(&machine.line, &object)?;
+
+    let config = ModelConfig { context: plan.prompt + plan.tokens, ..plan.sizes.config() };
+    let model = Model::new(config.clone())?;
+    let values = model.initial_values_by(settings.threads, 1);
+    let precision = match settings.precision {
+        Precision::Fp32 => model::Precision::Fp32,
+        Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => model::Precision::Bf16,
+    };
+    let parameters = model.layout().count();
+    let mut engine = Engine::keeping(device, model, &values, precision.keep(device_name))?;
+    drop(values);
+    let work = Work::new(&config, settings.precision.stored().bytes(), cuda::ordinal(device_name).is_some());
+    let what = format!(
+        "{}, {} parameters in {}, {} of weights a step; prompt {}, {} new tokens",
+        config.architecture.name(),
+        grouped(parameters as u64),
+        settings.precision.name(),
+        bytes(work.weight_bytes as u64),
+        plan.prompt,
+        plan.tokens
+    );
+    let object = json!({
+        "kind": "model",
+        "parameters": parameters,
+        "precision": settings.precision.name(),
+        "weight_bytes": work.weight_bytes,
+        "prompt": plan.prompt,
+        "tokens": plan.tokens,
+    });
+    show.result(&what, &object)?;
+    for &batch in &plan.batches {
+        let measured = measure(&mut engine, plan, batch, config.vocab_size)?;
+        let (text, object) = measured.told(plan, &machine, &work);
+        show.result(&text, &object)?;
+    }
+    Ok(())
+}
+
+/// What a model must do and read.
+struct Work {
+    /// Bytes of the weights of all products, the head's included.
+    weight_bytes: f64,
+    /// Bytes of keys and values of a position.
+    cache_bytes: f64,
+    /// Operations for a position of a prompt, without the head and attention.
+    prefill_flops: f64,
+}
+
+impl Work {
+    fn new(config: &ModelConfig, weight_bytes: usize, is_card: bool) -> Work {
+        let head = config.vocab_size * config.width;
+        let weights = config.product_parameters();
+        let cache = 2 * config.layers * config.kv_heads * config.head_dim;
+        Work {
+            weight_bytes: (weights * weight_bytes) as f64,
+            // A processor keeps them in f32.
+            cache_bytes: (cache * if is_card { weight_bytes } else { 4 }) as f64,
+            prefill_flops: 2.0 * (weights - head) as f64,
+        }
+    }
+
+    /// Bytes that a step of a batch reads at least, at a number of positions.
+    fn step_bytes(&self, batch: usize, positions: f64) -> f64 {
+        self.weight_bytes + batch as f64 * positions * self.cache_bytes
+    }
+}
+
+fn measure(engine: &mut Engine, plan: &Plan, batch: usize, vocabulary: usize) -> Result<Measured> {
+    let options = GeneratorOptions { rows: batch, ..GeneratorOptions::default() };
+    let mut generator = Generator::new(engine, options)?;
+    let mut random = Random::new(7);
+    let sampling = Sampling {
+        temperature: if plan.top_k > 0 { 1.0 } else { 0.0 },
+        top_k: plan.top_k,
+        seed: 1,
+        ..Sampling::GREEDY
+    };
+    let (mut prefill, mut decode, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+    // The first round builds the programs and does not count.
+    for round in 0..=plan.rounds {
+        let began = Instant::now();
+        for sample in 0..batch {
+            // Prompts of their own, so that nothing is shared.
+            let prompt = (0..plan.prompt).map(|_| random.below(vocabulary)).collect();
+            let request = Request {
+                sampling: sampling.clone(),
+                sample: sample as u32,
+                ..Request::new(prompt, plan.tokens)
+            };
+            generator.submit(request)?;
+        }
+        let (mut first, mut given) = (0.0, 0);
+        while generator.next_token()?.is_some() {
+            given += 1;
+            if given == batch {
+                first = began.elapsed().as_secs_f64();
+            }
+        }
+        let all = began.elapsed().as_secs_f64();
+        if round > 0 {
+            prefill.push(first);
+            decode.push(all - first);
+            whole.push(all);
+        }
+    }
+    Ok(Measured { batch, prefill: Spread::of(prefill), decode: Spread::of(decode), whole: Spread::of(whole) })
+}
+
+impl Measured {
+    fn told(&self, plan: &Plan, machine: &Machine, work: &Work) -> (String, Value) {
+        let batch = self.batch as f64;
+        let prompts = batch * plan.prompt as f64;
+        let steps = (plan.tokens - 1).max(1) as f64;
+        let prefill_per_s = prompts / self.prefill.median;
+        let decode_per_s = batch * steps / self.decode.median;
+        let whole_per_s = batch * plan.tokens as f64 / self.whole.median;
+        let prefill_share = prefill_per_s * work.prefill_flops / machine.flops_per_s;
+        let positions = plan.prompt as f64 + plan.tokens as f64 / 2.0;
+        let bytes_per_s = steps * work.step_bytes(self.batch, positions) / self.decode.median;
+        let read_share = bytes_per_s / machine.read_bytes_per_s;
+        let text = format!(
+            "batch {:>3}: prefill {:>9} tok/s ({:>3.0} % of peak) · decode {:>9} tok/s, {:>8.1} µs a step, {:>7.1} GB/s \
+             ({:>3.0} % of reading) · in all {:>9} tok/s",
+            self.batch,
+            grouped(prefill_per_s as u64),
+            100.0 * prefill_share,
+            rate(decode_per_s),
+            1e6 * self.decode.median / steps,
+            bytes_per_s / 1e9,
+            100.0 * read_share,
+            rate(whole_per_s),
+        );
+        let object = json!({
+            "kind": "generate",
+            "batch": self.batch,
+            "prefill_tokens_per_s": prefill_per_s,
+            "prefill_share": prefill_share,
+            "decode_tokens_per_s": decode_per_s,
+            "decode_best_tokens_per_s": batch * steps / self.decode.best,
+            "step_s": self.decode.median / steps,
+            "bytes_per_s": bytes_per_s,
+            "read_share": read_share,
+            "tokens_per_s": whole_per_s,
+        });
+        (text, object)
+    }
+}
+
+/// A rate with as many digits as say something.
+fn rate(per_s: f64) -> String {
+    if per_s < 1000.0 { format!("{per_s:.1}") } else { grouped(per_s as u64) }
+}
