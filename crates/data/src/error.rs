@@ -205,6 +205,14 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// A model of llama2.c that breaks the format's rules.
+    #[error("{} is not a model of llama2.c that can be read: {reason}; write it again", path.display())]
+    BadLlama2c {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// Weights in a pickle.
     #[error(
         "{} is a pickle, which can run any program when it is read, so it never is: convert it where you trust it, with \
@@ -276,6 +284,7 @@ impl Error {
             | Error::Encode { .. }
             | Error::Pickle { .. }
             | Error::BadGguf { .. }
+            | Error::BadLlama2c { .. }
             | Error::BadLlmc { .. }
             | Error::BadSafetensors { .. } => Class::BadData,
             Error::TokenizerMismatch { .. } | Error::BadTensor { .. } => Class::Mismatch,

@@ -55,6 +55,7 @@
 //! - [`safetensors`]: the container of model weights and optimiser state
 //! - [`gguf`]: the container of llama.cpp's models, read with and without quantisation
 //! - [`llmc`]: the checkpoints of llm.c
+//! - [`llama2c`]: the models of llama2.c
 //! - [`builtin`]: a seeded corpus of small stories
 //!
 //! Nothing here prints, reads the environment or holds global state; [`Error::class`] tells a program its exit code.
@@ -66,6 +67,7 @@ pub mod documents;
 mod error;
 pub mod gguf;
 mod inspect;
+pub mod llama2c;
 pub mod llmc;
 mod loader;
 pub mod manifest;

@@ -40,9 +40,11 @@ mod evaluation;
 mod generate;
 mod gguf;
 mod hugging_face;
+mod llama2c;
 mod llmc;
 mod objective;
 mod sampling;
+mod score;
 mod stored;
 mod train;
 mod weights;
@@ -61,6 +63,7 @@ pub use gguf::save_gguf;
 pub use ironmill_compute::Verdict;
 pub use objective::Objective;
 pub use sampling::{LogProbability, Place, Sampler, Sampling};
+pub use score::Continuation;
 pub use stored::Stored;
 pub use train::{
     Alarm, Batch, Betas, Decay, Fault, GuardOptions, GuardState, KernelTime, LossScale, MemoryPlan,

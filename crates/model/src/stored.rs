@@ -1,4 +1,4 @@
-//! Models as they lie on a disk: a Hugging Face folder, a GGUF file or a checkpoint of llm.c, read one parameter at a time: whatever the container, what comes out is a [`Model`] and
+//! Models as they lie on a disk: a Hugging Face folder, a GGUF file, a checkpoint of llm.c or a model of llama2.c, read one parameter at a time: whatever the container, what comes out is a [`Model`] and
 //! values in the flat layout.
 
 use std::{
@@ -15,7 +15,7 @@ use crate::{
     checkpoint,
     config::{Architecture, ModelConfig},
     error::{Error, Result},
-    gguf, llmc,
+    gguf, llama2c, llmc,
     weights::{is_transposed, transpose},
 };
 
@@ -32,8 +32,8 @@ pub(crate) trait Source {
 }
 
 impl Stored {
-    /// Opens a checkpoint or any other Hugging Face folder, a GGUF file or a checkpoint of llm.c: sizes and names are checked, values
-    /// are not read yet.
+    /// Opens a checkpoint or any other Hugging Face folder, a GGUF file, a checkpoint of llm.c or a model of llama2.c: sizes and
+    /// names are checked, values are not read yet.
     pub fn open(path: &Path) -> Result<Stored> {
         if path.is_file() {
             return Self::open_file(path);
@@ -50,10 +50,15 @@ impl Stored {
             word if word == MAGIC.to_le_bytes() => llmc::open(path),
             // A zip, as PyTorch writes it, or a bare pickle.
             [b'P', b'K', ..] | [0x80, ..] => Err(ironmill_data::Error::Pickle { path: path.into() }.into()),
-            _ => {
-                let problem = "is neither a GGUF file nor a checkpoint of llm.c".into();
-                Err(Error::NotAModel { path: path.into(), problem })
-            }
+            // Without a magic number: the size of the file must be what its first words say.
+            _ => llama2c::open(path).map_err(|error| match error {
+                Error::Data(ironmill_data::Error::BadLlama2c { reason, .. }) => {
+                    let problem =
+                        format!("is neither a GGUF file nor of llm.c, and not of llama2.c because {reason}");
+                    Error::NotAModel { path: path.into(), problem }
+                }
+                error => error,
+            }),
         }
     }
 

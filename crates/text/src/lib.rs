@@ -61,6 +61,7 @@ mod gguf;
 mod hugging_face;
 mod inspect;
 mod items;
+mod llama2c;
 mod normal;
 mod own_json;
 mod pattern;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::items::{Encoded, UNKNOWN};
 use crate::pattern::Pattern;
 use crate::special::{Part, Specials, Wanted, for_each_part};
 use crate::words::{self, WordVocabulary};
-use crate::{Error, FrequentPieces, Result, StreamDecoder, durable, own_json};
+use crate::{Error, FrequentPieces, Result, StreamDecoder, durable, llama2c, own_json};
 
 /// Turns text into token ids and back. Immutable; a clone shares its tables.
 #[derive(Debug, Clone)]
@@ -108,15 +109,18 @@ impl Tokenizer {
         Self { model, bytes: Arc::new(bytes) }
     }
 
-    /// Reads a `tokenizer.json` of Hugging Face, a published rank file of tiktoken, or the file that
+    /// Reads a `tokenizer.json` of Hugging Face, a published rank file of tiktoken, a file of llama2.c, or the file that
     /// [`save`](Self::save) wrote. [`FrequentPieces`] beside the file are [expected](Self::expect).
     pub fn load(path: &Path) -> Result<Self> {
-        let text =
-            fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        let read = if tiktoken::is_rank_file(text.as_bytes()) {
-            Self::from_ranks(text.as_bytes(), None)
+        let unread = |source| Error::Read { path: path.to_owned(), source };
+        let content = fs::read(path).map_err(unread)?;
+        let read = if llama2c::is_file(&content) {
+            Self::from_llama2c(&content)
+        } else if tiktoken::is_rank_file(&content) {
+            Self::from_ranks(&content, None)
         } else {
-            Self::from_json(&text)
+            let text = String::from_utf8(content);
+            Self::from_json(&text.map_err(|error| unread(io::Error::new(io::ErrorKind::InvalidData, error)))?)
         };
         let tokenizer = read.map_err(|error| error.in_file(path))?;
         let beside = FrequentPieces::path_beside(path);
