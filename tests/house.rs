@@ -36,6 +36,7 @@ const UNSAFE_FILES: [&str; 20] = [
     "crates/compute/src/cuda/cudnn.rs",
     "crates/compute/src/cuda/driver.rs",
     "crates/compute/src/cuda/library.rs",
+    "crates/compute/src/cuda/milestones.rs",
     "crates/compute/src/cuda/nvml.rs",
     "crates/compute/src/cuda/nvrtc.rs",
     "crates/compute/src/cuda/staging.rs",

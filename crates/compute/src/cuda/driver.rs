@@ -47,6 +47,7 @@ symbols! {
         cuStreamCreate(stream: *mut usize, flags: c_uint);
         cuStreamDestroy_v2(stream: usize);
         cuStreamSynchronize(stream: usize);
+        cuStreamQuery(stream: usize);
         cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint);
         cuStreamBeginCapture_v2(stream: usize, mode: c_uint);
         cuStreamEndCapture(stream: usize, graph: *mut usize);
@@ -84,6 +85,7 @@ pub(super) enum Attribute {
 }
 
 const OUT_OF_MEMORY: c_int = 2;
+const NOT_READY: c_int = 600;
 const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 const NON_BLOCKING: c_uint = 1;
 /// Other threads may go on using the driver while a stream is captured.
@@ -352,6 +354,15 @@ impl Driver {
         self.check("cuStreamWaitEvent", unsafe { (self.api.cuStreamWaitEvent)(stream, event, 0) })
     }
 
+    /// Whether a stream has done everything that it was given; an error of its work comes to light here.
+    pub fn is_idle(&self, stream: usize) -> Result<bool> {
+        // SAFETY: the handle is a living stream.
+        match unsafe { (self.api.cuStreamQuery)(stream) } {
+            NOT_READY => Ok(false),
+            status => self.check("cuStreamQuery", status).map(|()| true),
+        }
+    }
+
     pub fn begin_capture(&self, stream: usize) -> Result<()> {
         // SAFETY: the handle is a living stream.
         let status = unsafe { (self.api.cuStreamBeginCapture_v2)(stream, CAPTURE_THREAD_LOCAL) };
@@ -383,7 +394,7 @@ impl Driver {
 
     pub fn create_event(&self, timed: bool) -> Result<usize> {
         let mut event = 0;
-        let flags = BLOCKING_EVENT | if timed { 0 } else { NO_TIMING };
+        let flags = if timed { BLOCKING_EVENT } else { NO_TIMING };
         // SAFETY: the driver writes one handle.
         self.check("cuEventCreate", unsafe { (self.api.cuEventCreate)(&mut event, flags) })?;
         Ok(event)
@@ -483,6 +494,18 @@ impl Driver {
         Ok(map)
     }
 
+    /// Puts a kernel on a stream whose one argument is a struct of so many words.
+    pub fn launch_with<const N: usize>(
+        &self,
+        function: Function,
+        grid: &super::call::Grid,
+        words: &[u64; N],
+        stream: usize,
+    ) -> Result<()> {
+        let mut places = [ptr::from_ref(words).cast::<c_void>().cast_mut()];
+        self.launch_places(function, grid, &mut places, stream)
+    }
+
     /// Puts a kernel on a stream.
     pub fn launch(
         &self,
@@ -499,9 +522,19 @@ impl Driver {
         for (place, address) in places.iter_mut().zip(addresses) {
             *place = address.cast_mut();
         }
+        self.launch_places(function, grid, &mut places, stream)
+    }
+
+    fn launch_places(
+        &self,
+        function: Function,
+        grid: &super::call::Grid,
+        places: &mut [*mut c_void],
+        stream: usize,
+    ) -> Result<()> {
         let [x, y, z] = grid.blocks;
-        // SAFETY: the driver copies the arguments before it returns; each place holds a map or eight bytes, as many as any
-        // other declared argument reads.
+        // SAFETY: the driver copies the arguments before it returns; each place holds a map, the one struct that the kernel
+        // declares, or eight bytes, as many as any other declared argument reads.
         let status = unsafe {
             (self.api.cuLaunchKernel)(
                 function.handle,

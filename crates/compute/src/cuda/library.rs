@@ -103,8 +103,7 @@ pub(super) fn open(needed: Needed, folders: &[PathBuf]) -> Option<Found> {
 }
 
 /// Opens the libraries beside one in a folder of the caller's whose names begin so. The vendor's libraries open each other by name
-/// alone: one that is open already is found, wherever it lies. They stay open until the process ends, because whoever opens the
-/// same library later finds it by its name, too, and relies on them.
+/// alone: one that is open already is found, wherever it lies.
 fn open_beside(path: &Path, beginning: &str) {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
@@ -113,10 +112,14 @@ fn open_beside(path: &Path, beginning: &str) {
         .map(|entry| entry.path())
         .collect();
     paths.sort();
-    paths.iter().filter_map(|path| load(path)).for_each(std::mem::forget);
+    paths.iter().for_each(|path| drop(load(path)));
 }
 
 fn load(path: &Path) -> Option<Library> {
     // SAFETY: opening runs the library's initialisers. These are the vendor's own, made to be opened by any program.
-    unsafe { Library::new(path) }.ok()
+    let open = || unsafe { Library::new(path) }.ok();
+    // A second handle is never closed: threads of the vendor's and what it keeps for ours may outlive the last user, and must
+    // find the code where it was.
+    std::mem::forget(open()?);
+    open()
 }

@@ -4,6 +4,7 @@
 //! sequence is captured once and replayed as one graph, so running it costs the host one call. Results depend on shapes, on the
 //! card and on the stored choices of algorithms: every sum has one owner or a fixed order, and no kernel adds numbers atomically.
 
+mod aside;
 mod attention;
 mod blas;
 mod call;
@@ -11,6 +12,7 @@ mod cudnn;
 mod driver;
 mod library;
 mod linear;
+mod milestones;
 mod modules;
 mod nvml;
 mod nvrtc;
@@ -24,18 +26,21 @@ pub use nvml::{Gauge, Reading};
 
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use aside::write_aside;
 use blas::Blas;
 use call::{Builder, Call, Machine};
 use cudnn::Cudnn;
 use driver::{Attribute, Driver};
+use milestones::{Milestone, Patience};
 use modules::Modules;
 use nvrtc::Nvrtc;
-use staging::Staging;
+use staging::{READ_PIECES, Staging};
 
 use crate::{
     check::{self, Stored},
@@ -222,17 +227,29 @@ impl Kept {
     }
 }
 
-/// Gives the stream and the card back when everything else is gone.
+/// Our choices and those of a file, under a heading that names the library's version; those of another version are dropped.
+/// Where both have one, the file's stays.
+fn merged(own: &str, there: &str) -> String {
+    if own.is_empty() || own.lines().next() != there.lines().next() {
+        return if own.is_empty() { there.into() } else { own.into() };
+    }
+    let (heading, _) = own.split_once('\n').unwrap_or((own, ""));
+    let lines = own.lines().chain(there.lines()).filter_map(|line| line.split_once('\t'));
+    let choices: BTreeMap<&str, &str> = lines.collect();
+    let lines: String = choices.iter().map(|(key, choice)| format!("{key}\t{choice}\n")).collect();
+    format!("{heading}\n{lines}")
+}
+
+/// Gives the stream back when everything else is gone. The card's context stays until the process ends: the vendor's libraries keep
+/// state in it that they do not make anew for a second one.
 struct LastOut {
     driver: Arc<Driver>,
     stream: usize,
-    device: i32,
 }
 
 impl Drop for LastOut {
     fn drop(&mut self) {
         self.driver.destroy_stream(self.stream);
-        self.driver.release_context(self.device);
     }
 }
 
@@ -250,6 +267,8 @@ struct Sequence {
     graph: usize,
     scratch: Option<(u64, usize)>,
     constants: Option<(u64, usize)>,
+    /// For the room that a run of it waits for.
+    patience: Patience,
     driver: Arc<Driver>,
 }
 
@@ -292,7 +311,7 @@ impl Cuda {
         let multiprocessors = driver.attribute(device, Attribute::Multiprocessors)?;
         let free_at_first = driver.free_memory()?;
         let stream = driver.create_stream()?;
-        let last = LastOut { driver: Arc::clone(&driver), stream, device };
+        let last = LastOut { driver: Arc::clone(&driver), stream };
         let mut blas = Blas::open(Arc::clone(&driver), &options.folders)?;
         let mut cudnn = Cudnn::open(
             &options.folders,
@@ -316,9 +335,9 @@ impl Cuda {
         }
         let fault = driver.allocate(4 * FAULT_WORDS)?;
         driver.clear(fault, 4 * FAULT_WORDS, stream)?;
-        let staging = RefCell::new(Staging::new(Arc::clone(&driver), stream)?);
-        let modules =
+        let mut modules =
             Modules::new(Arc::clone(&driver), nvrtc, architecture(capability), options.kernel_cache.clone());
+        let staging = RefCell::new(Staging::new(Arc::clone(&driver), stream, &mut modules)?);
         Ok(Cuda {
             sequences: Vec::new(),
             modules,
@@ -372,16 +391,17 @@ impl Cuda {
         self.kept.products = products.unwrap_or_else(|| std::mem::take(&mut self.kept.products));
         self.kept.attentions = attentions.unwrap_or_else(|| std::mem::take(&mut self.kept.attentions));
         for file in &self.choices {
+            // Another run may have kept choices there meanwhile: what it has stays, so that no choice is ever made twice.
+            let there = Kept::new(&std::fs::read_to_string(file).unwrap_or_default());
+            let products = merged(&self.kept.products, &there.products);
+            let attentions = merged(&self.kept.attentions, &there.attentions);
             // Choices that cannot be kept are made again by the next run.
-            let _ = write_aside(file, &format!("{}{}", self.kept.products, self.kept.attentions));
+            let _ = write_aside(file, format!("{products}{attentions}").as_bytes());
         }
     }
 
     fn sequence(&self, sequence: SequenceId) -> Result<&Sequence> {
-        self.sequences.get(sequence.0).and_then(Option::as_ref).ok_or_else(|| Error::Binding {
-            kernel: "run",
-            detail: "the sequence was unbound, or a buffer that it names was freed".into(),
-        })
+        self.sequences.get(sequence.0).and_then(Option::as_ref).ok_or_else(unbound)
     }
 
     /// Whether a kernel met an id outside its table since the last look.
@@ -452,6 +472,7 @@ impl Cuda {
             graph: 0,
             scratch,
             constants: constant_memory,
+            patience: Patience::default(),
             driver: Arc::clone(&self.driver),
         })
     }
@@ -464,26 +485,22 @@ impl Cuda {
     }
 }
 
+fn unbound() -> Error {
+    let detail = "the sequence was unbound, or a buffer that it names was freed".into();
+    Error::Binding { kernel: "run", detail }
+}
+
 /// The name of the file that keeps a card's choices in the kernel cache.
 fn choices_name(card: &str, version: i32) -> String {
     let card = card.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     format!("choices-{card}-{version}.txt")
 }
 
-fn write_aside(file: &Path, text: &str) -> std::io::Result<()> {
-    if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let aside = file.with_extension(format!("{}.part", std::process::id()));
-    std::fs::write(&aside, text)?;
-    std::fs::rename(aside, file)
-}
-
 /// Runs that the card was given, of which it may not have ended the last few.
 #[derive(Default)]
 struct InFlight {
-    /// Passed at the ends of runs.
-    events: Vec<usize>,
+    /// Passed at the ends of the last runs.
+    ends: [Milestone; MOST_IN_FLIGHT],
     count: usize,
 }
 
@@ -492,17 +509,13 @@ const MOST_IN_FLIGHT: usize = 3;
 
 impl InFlight {
     /// Sleeps until there is room for another run.
-    fn wait_for_room(&mut self, driver: &Driver) -> Result<()> {
-        if self.events.len() < MOST_IN_FLIGHT {
-            self.events.push(driver.create_event(false)?);
-            return Ok(());
-        }
-        driver.synchronize_event(self.events[self.count % MOST_IN_FLIGHT])
+    fn wait_for_room(&self, staging: &Staging, patience: &mut Patience) -> Result<()> {
+        staging.wait(self.ends[self.count % MOST_IN_FLIGHT], patience)
     }
 
     /// Counts a run that was just given.
-    fn add(&mut self, driver: &Driver, stream: usize) -> Result<()> {
-        driver.record(self.events[self.count % MOST_IN_FLIGHT], stream)?;
+    fn add(&mut self, staging: &mut Staging) -> Result<()> {
+        self.ends[self.count % MOST_IN_FLIGHT] = staging.mark()?;
         self.count += 1;
         Ok(())
     }
@@ -621,17 +634,21 @@ impl Device for Cuda {
     fn begin_read(&mut self, views: &[View]) -> Result<ReadId> {
         self.driver.make_current(self.context)?;
         let numbers: usize = views.iter().map(|view| view.of.shape.elements()).sum();
-        if numbers > READ_NUMBERS || views.iter().any(|view| view.of.dtype != DType::F32) {
-            let detail = format!("{numbers} numbers where a read has at most {READ_NUMBERS} of f32");
+        let is_of_f32 = views.iter().all(|view| view.of.dtype == DType::F32);
+        if numbers > READ_NUMBERS || views.len() >= READ_PIECES || !is_of_f32 {
+            let detail = format!(
+                "{numbers} numbers of {} views where a read has at most {READ_NUMBERS} of f32, of {} views",
+                views.len(),
+                READ_PIECES - 1
+            );
             return Err(Error::Binding { kernel: "read", detail });
         }
         // The fault comes first, so that its place does not depend on how much is read.
-        let mut addresses = [(self.fault, 4 * FAULT_WORDS); READ_NUMBERS + 1];
-        for (address, view) in addresses[1..].iter_mut().zip(views) {
-            *address = (self.buffer("read", view)?, 4 * view.of.shape.elements());
+        let mut pieces = [(self.fault, FAULT_WORDS); READ_PIECES];
+        for (piece, view) in pieces[1..].iter_mut().zip(views) {
+            *piece = (self.buffer("read", view)?, view.of.shape.elements());
         }
-        let pieces = addresses.into_iter().take(1 + views.len());
-        Ok(ReadId(self.staging.get_mut().begin_read(pieces)?))
+        Ok(ReadId(self.staging.get_mut().begin_read(&pieces[..=views.len()])?))
     }
 
     fn end_read(&mut self, read: ReadId, out: &mut [f32]) -> Result<()> {
@@ -674,11 +691,12 @@ impl Device for Cuda {
 
     fn run(&mut self, sequence: SequenceId) -> Result<()> {
         self.driver.make_current(self.context)?;
-        let graph = self.sequence(sequence)?.graph;
-        self.in_flight.wait_for_room(&self.driver)?;
-        self.staging.get_mut().deliver()?;
-        self.driver.launch_graph(graph, self.stream)?;
-        self.in_flight.add(&self.driver, self.stream)
+        let bound = self.sequences.get_mut(sequence.0).and_then(Option::as_mut).ok_or_else(unbound)?;
+        let staging = self.staging.get_mut();
+        self.in_flight.wait_for_room(staging, &mut bound.patience)?;
+        staging.deliver()?;
+        self.driver.launch_graph(bound.graph, self.stream)?;
+        self.in_flight.add(staging)
     }
 
     fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()> {
@@ -719,7 +737,7 @@ impl Drop for Cuda {
         for Buffer { address, .. } in self.buffers.drain(..).flatten() {
             self.driver.free(address);
         }
-        for &event in self.events.iter().chain(&self.in_flight.events) {
+        for &event in &self.events {
             self.driver.destroy_event(event);
         }
         self.driver.free(self.fault);

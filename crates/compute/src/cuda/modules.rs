@@ -30,6 +30,7 @@ pub(super) enum Source {
     AttentionDecode,
     AttentionF32,
     AttentionHopper,
+    Transfer,
 }
 
 const HEADERS: [(&str, &str); 5] = [
@@ -41,7 +42,7 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 impl Source {
-    const ALL: [Source; 14] = [
+    const ALL: [Source; 15] = [
         Source::Pointwise,
         Source::Copy,
         Source::Norm,
@@ -56,6 +57,7 @@ impl Source {
         Source::AttentionDecode,
         Source::AttentionF32,
         Source::AttentionHopper,
+        Source::Transfer,
     ];
 
     /// The settings that kernels of the file are launched with.
@@ -71,6 +73,7 @@ impl Source {
             Source::AttentionDecode => {
                 [with(&[0, 1, 2], "HEAD", &[64, 128]), with(&[0], "HEAD", &[256])].concat()
             }
+            Source::Transfer => vec![vec![("REAL", 0)]],
             _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
         }
     }
@@ -99,6 +102,7 @@ impl Source {
             Source::AttentionDecode => "attention_decode.cu",
             Source::AttentionF32 => "attention_f32.cu",
             Source::AttentionHopper => "attention_hopper.cu",
+            Source::Transfer => "transfer.cu",
         }
     }
 
@@ -118,6 +122,7 @@ impl Source {
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
             Source::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
+            Source::Transfer => include_str!("kernels/transfer.cu"),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::{
+    aside::write_aside,
     driver::missing,
     library::{self, Needed},
     symbols::symbols,
@@ -173,17 +174,12 @@ fn read_cached(file: &Path, key: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn write_cached(file: &Path, key: &[u8], image: &[u8]) -> std::io::Result<()> {
-    if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
     bytes.extend_from_slice(&(image.len() as u64).to_le_bytes());
     bytes.extend_from_slice(key);
     bytes.extend_from_slice(image);
-    let aside = file.with_extension(format!("{}.part", std::process::id()));
-    std::fs::write(&aside, bytes)?;
-    std::fs::rename(aside, file)
+    write_aside(file, &bytes)
 }
 
 #[cfg(test)]

@@ -350,6 +350,18 @@ impl Trainer {
             let reason = format!("samples must be of one of the lengths {:?}", self.options.lengths);
             return Err(Error::Setting { key: "context", value: length.to_string(), reason });
         };
+        // The update's numbers go with the first micro-batch, so that a device has one delivery less.
+        let schedule = &self.options.schedule;
+        let learning_rate = self.plateau.lower(schedule, schedule.rate(self.step));
+        let exponent = self.scale.exponent;
+        let inputs = self.update_inputs;
+        for (input, number) in [
+            (inputs.learning_rate, learning_rate as f32),
+            (inputs.exponent, exponent as f32),
+            (inputs.targets, counted as f32),
+        ] {
+            self.engine.runtime.write(self.update, input, HostData::F32(&[number]))?;
+        }
         for index in 0..self.options.rows / rows {
             // Nothing is changed before the update, so a step can be left here and taken again.
             if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
@@ -383,18 +395,7 @@ impl Trainer {
             run(runtime, program)?;
         }
 
-        let schedule = &self.options.schedule;
-        let learning_rate = self.plateau.lower(schedule, schedule.rate(self.step));
         let runtime = &mut self.engine.runtime;
-        let exponent = self.scale.exponent;
-        let inputs = self.update_inputs;
-        for (input, number) in [
-            (inputs.learning_rate, learning_rate as f32),
-            (inputs.exponent, exponent as f32),
-            (inputs.targets, counted as f32),
-        ] {
-            runtime.write(self.update, input, HostData::F32(&[number]))?;
-        }
         run(runtime, self.update)?;
         Ok(Queued {
             read: runtime.begin_read(self.update, self.told, self.state.optimiser.loss)?,

@@ -1,11 +1,13 @@
 //! Training on a card: whatever is promised of every run, in every type, where there is a card to try it on.
 
+use std::path::Path;
+
 use ironmill_compute::DType;
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::{EightBits, Passes};
 use ironmill_model::{Architecture, ModelConfig, TrainOptions, Trainer};
 
-use crate::{backends, cuda, model, options, tiny};
+use crate::{backends, cuda_with, model, options, tiny};
 
 /// What activations are kept in, and which products are of eight bits.
 type Types = (Option<DType>, EightBits);
@@ -29,11 +31,15 @@ fn config() -> ModelConfig {
     }
 }
 
-fn trainer((working, eight_bits): Types) -> Option<Trainer> {
+/// Trainers of one folder choose the same algorithms, as runs of one run folder do.
+fn trainer((working, eight_bits): Types, folder: &Path) -> Option<Trainer> {
     let passes = Passes { eight_bits, ..Passes::ALL };
     let options = TrainOptions { working, passes, ..options(8, 4) };
     let values = model(config()).initial_values(1);
-    Some(Trainer::new(cuda()?, model(config()), options, &values).unwrap())
+    Some(
+        Trainer::new(cuda_with(Some(folder.join("kernels.txt")))?, model(config()), options, &values)
+            .unwrap(),
+    )
 }
 
 fn loader() -> Loader {
@@ -51,22 +57,24 @@ fn train(trainer: &mut Trainer, steps: usize, ahead: bool) -> (Vec<f64>, Vec<f32
 
 #[test]
 fn two_runs_and_a_run_ahead_are_the_same_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
     for types in TYPES {
-        let Some(mut first) = trainer(types) else { return };
+        let Some(mut first) = trainer(types, folder.path()) else { return };
         let once = train(&mut first, 12, false);
-        assert_eq!(train(&mut trainer(types).unwrap(), 12, false), once, "{types:?}");
-        assert_eq!(train(&mut trainer(types).unwrap(), 12, true), once, "{types:?}, ahead");
+        assert_eq!(train(&mut trainer(types, folder.path()).unwrap(), 12, false), once, "{types:?}");
+        assert_eq!(train(&mut trainer(types, folder.path()).unwrap(), 12, true), once, "{types:?}, ahead");
     }
 }
 
 #[test]
 fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
     for types in TYPES {
-        let Some(mut straight) = trainer(types) else { return };
+        let Some(mut straight) = trainer(types, folder.path()) else { return };
         train(&mut straight, 5, true);
         let snapshot = straight.snapshot().unwrap();
         let expected = train(&mut straight, 7, true);
-        let mut resumed = trainer(types).unwrap();
+        let mut resumed = trainer(types, folder.path()).unwrap();
         resumed.restore(&snapshot).unwrap();
         assert_eq!(train(&mut resumed, 7, false), expected, "{types:?}");
     }
@@ -74,11 +82,12 @@ fn a_restored_run_repeats_the_uninterrupted_one_bit_for_bit() {
 
 #[test]
 fn fewer_bits_learn_what_thirty_two_do() {
-    let Some(mut exact) = trainer(TYPES[0]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut exact) = trainer(TYPES[0], folder.path()) else { return };
     let (losses, _) = train(&mut exact, 20, false);
     let epsilons = [DType::BF16, DType::F16, DType::E4M3, DType::E4M3].map(DType::epsilon);
     for (types, epsilon) in TYPES[1..].iter().zip(epsilons) {
-        let (ours, _) = train(&mut trainer(*types).unwrap(), 20, false);
+        let (ours, _) = train(&mut trainer(*types, folder.path()).unwrap(), 20, false);
         let far = losses.iter().zip(&ours).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(far < 8.0 * epsilon.min(2f64.powi(-5)), "{types:?}: {far}");
     }

@@ -14,6 +14,8 @@ mod packing;
 mod profile;
 mod training;
 
+use std::path::PathBuf;
+
 use ironmill_compute::{Cpu, Cuda, CudaOptions, Device, Reference};
 use ironmill_model::{
     Architecture, Decay, Gemma, Mlp, Model, ModelConfig, Objective, Schedule, TrainOptions,
@@ -30,7 +32,13 @@ fn backends() -> Vec<(Box<dyn Device>, f64)> {
 
 /// A card, where there is one to use; IRONMILL_REQUIRE_CUDA makes its absence a failure.
 fn cuda() -> Option<Box<dyn Device>> {
+    cuda_with(None)
+}
+
+/// A card, where there is one, whose choices of algorithms are kept in a file: devices with the same file compute the same bits.
+fn cuda_with(choices: Option<PathBuf>) -> Option<Box<dyn Device>> {
     let options = CudaOptions {
+        choices,
         folders: vec!["/usr/local/cuda/lib64".into()],
         kernel_cache: Some(std::env::temp_dir().join("ironmill-test-kernels")),
         ..CudaOptions::default()

@@ -1,0 +1,118 @@
+//! How far the compute stream has come, and waiting for it without burning the processor.
+//!
+//! The stream writes the numbers of milestones into memory of the host's, where looking costs nothing. The driver's own ways to wait
+//! either spin, or sleep until an interrupt whose handling costs more than all calls of a step together.
+#![expect(unsafe_code, reason = "memory that the card writes by itself")]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::driver::Driver;
+use crate::error::Result;
+
+/// A point that the compute stream will pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Milestone(u32);
+
+impl Milestone {
+    /// What the stream writes when it passes.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// The milestones of a stream.
+pub(super) struct Milestones {
+    driver: Arc<Driver>,
+    stream: usize,
+    /// Pinned: the card writes the last milestone that it passed.
+    passed: *mut u8,
+    last: u32,
+}
+
+/// How long a kind of wait usually takes. Waiting begins with one sleep of nearly that long.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Patience {
+    usual: Duration,
+}
+
+/// No sleep is shorter: the system's timer is not finer.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
+/// No sleep is longer: whoever stops a run does not wait for one.
+const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+/// How often the driver is asked whether something went wrong, which the milestones would never tell.
+const ASKING_PERIOD: Duration = Duration::from_millis(500);
+
+impl Milestones {
+    pub fn new(driver: Arc<Driver>, stream: usize) -> Result<Self> {
+        let passed = driver.allocate_pinned(size_of::<u32>())?;
+        let milestones = Milestones { driver, stream, passed, last: 0 };
+        milestones.word().store(0, Ordering::Relaxed);
+        Ok(milestones)
+    }
+
+    /// Where the stream writes.
+    pub fn address(&self) -> u64 {
+        self.passed as u64
+    }
+
+    /// The next milestone, for the caller to put on the stream.
+    pub fn next(&mut self) -> Milestone {
+        self.last = self.last.wrapping_add(1);
+        Milestone(self.last)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: pinned memory is aligned to pages, lives as long as this value, and is only ever used as this atomic.
+        unsafe { &*self.passed.cast::<AtomicU32>() }
+    }
+
+    fn has_passed(&self, milestone: Milestone) -> bool {
+        // Numbers wrap around; there are never half of them on the way.
+        self.word().load(Ordering::Acquire).wrapping_sub(milestone.0) < 1 << 31
+    }
+
+    /// Sleeps until the stream has passed a milestone.
+    pub fn wait(&self, milestone: Milestone, patience: &mut Patience) -> Result<()> {
+        if self.has_passed(milestone) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let mut asked = began;
+        let mut sleeps = 0;
+        while !self.has_passed(milestone) {
+            if asked.elapsed() > ASKING_PERIOD {
+                // A stream that is idle has passed everything: then the loop ends by itself.
+                self.driver.is_idle(self.stream)?;
+                asked = Instant::now();
+            }
+            std::thread::sleep(patience.sleep(sleeps));
+            sleeps += 1;
+        }
+        patience.learn(began.elapsed(), sleeps);
+        Ok(())
+    }
+}
+
+impl Patience {
+    fn sleep(self, sleeps: u32) -> Duration {
+        let part = if sleeps == 0 { self.usual * 15 / 16 } else { self.usual / 32 };
+        part.clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
+    }
+
+    fn learn(&mut self, took: Duration, sleeps: u32) {
+        // A wait that ended within its first sleep may have been shorter than that.
+        self.usual = if sleeps == 1 { took * 7 / 8 } else { took };
+    }
+}
+
+impl Drop for Milestones {
+    fn drop(&mut self) {
+        self.driver.free_pinned(self.passed);
+    }
+}
