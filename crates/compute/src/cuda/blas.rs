@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "calls into a C library")]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::{c_int, c_void},
     fmt::Write as _,
     path::PathBuf,
@@ -282,6 +282,8 @@ pub(super) struct Blas {
     driver: Arc<Driver>,
     workspace: u64,
     choices: BTreeMap<String, Algorithm>,
+    /// Products whose chosen kernels are loaded.
+    ready: BTreeSet<String>,
     /// Of launches that can be run in several ways, the number of the fastest.
     ways: BTreeMap<String, usize>,
     chosen_anew: bool,
@@ -305,6 +307,7 @@ impl Blas {
             driver,
             workspace,
             choices: BTreeMap::new(),
+            ready: BTreeSet::new(),
             ways: BTreeMap::new(),
             chosen_anew: false,
             timing: Vec::new(),
@@ -539,8 +542,10 @@ impl Blas {
         stream: usize,
     ) -> Result<Algorithm> {
         let key = product.key();
-        if let Some(algorithm) = self.choices.get(&key) {
-            return Ok(*algorithm);
+        if let Some(algorithm) = self.choices.get(&key).copied()
+            && self.is_ready(&key, product, description, &algorithm, stream)
+        {
+            return Ok(algorithm);
         }
         let is_worth_timing = product.multiplications() >= WORTH_TIMING;
         let mut best: Option<(f64, Algorithm)> = None;
@@ -565,9 +570,29 @@ impl Blas {
                 advice: "report this with the output of `ironmill doctor`",
             });
         };
+        self.ready.insert(key.clone());
         self.choices.insert(key, algorithm);
         self.chosen_anew = true;
         Ok(algorithm)
+    }
+
+    /// Whether a product runs as an earlier run chose. The first time it is run, which loads its kernel: a capture that has to load
+    /// it fails now and then where other threads use the card.
+    fn is_ready(
+        &mut self,
+        key: &str,
+        product: &Product,
+        description: &Description,
+        algorithm: &Algorithm,
+        stream: usize,
+    ) -> bool {
+        if !self.ready.contains(key) {
+            if self.time(product, description, algorithm, 0.0, stream).is_err() {
+                return false;
+            }
+            self.ready.insert(key.into());
+        }
+        true
     }
 
     /// The least time of a few runs on random numbers; one run where it is far from the best.

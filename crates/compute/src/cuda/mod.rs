@@ -26,7 +26,7 @@ pub use nvml::{Gauge, Reading};
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -496,27 +496,36 @@ fn choices_name(card: &str, version: i32) -> String {
     format!("choices-{card}-{version}.txt")
 }
 
-/// Runs that the card was given, of which it may not have ended the last few.
+/// Runs that the card was given and may not have ended.
 #[derive(Default)]
 struct InFlight {
-    /// Passed at the ends of the last runs.
-    ends: [Milestone; MOST_IN_FLIGHT],
-    count: usize,
+    /// What is passed at the end of each, and how many calls it has, the oldest first.
+    runs: VecDeque<(Milestone, usize)>,
 }
 
-/// How many runs the card may be given ahead: enough to keep it busy. More would make the driver spin while it waits for room.
-const MOST_IN_FLIGHT: usize = 3;
+/// How many runs the card may be given ahead: enough to keep it busy.
+const MOST_RUNS: usize = 4;
+/// How many calls of more than two runs may be on the way: the driver spins while it waits for room for more.
+const MOST_CALLS: usize = 1600;
 
 impl InFlight {
-    /// Sleeps until there is room for another run.
-    fn wait_for_room(&self, staging: &Staging, patience: &mut Patience) -> Result<()> {
-        staging.wait(self.ends[self.count % MOST_IN_FLIGHT], patience)
+    /// Sleeps until there is room for a run of so many calls.
+    fn wait_for_room(&mut self, calls: usize, staging: &Staging, patience: &mut Patience) -> Result<()> {
+        loop {
+            let on_the_way: usize = self.runs.iter().map(|run| run.1).sum();
+            let is_room =
+                self.runs.len() < 2 || self.runs.len() < MOST_RUNS && on_the_way + calls <= MOST_CALLS;
+            match self.runs.front() {
+                Some((end, _)) if !is_room => staging.wait(*end, patience)?,
+                _ => return Ok(()),
+            }
+            self.runs.pop_front();
+        }
     }
 
     /// Counts a run that was just given.
-    fn add(&mut self, staging: &mut Staging) -> Result<()> {
-        self.ends[self.count % MOST_IN_FLIGHT] = staging.mark()?;
-        self.count += 1;
+    fn add(&mut self, calls: usize, staging: &mut Staging) -> Result<()> {
+        self.runs.push_back((staging.mark()?, calls));
         Ok(())
     }
 }
@@ -693,10 +702,10 @@ impl Device for Cuda {
         self.driver.make_current(self.context)?;
         let bound = self.sequences.get_mut(sequence.0).and_then(Option::as_mut).ok_or_else(unbound)?;
         let staging = self.staging.get_mut();
-        self.in_flight.wait_for_room(staging, &mut bound.patience)?;
+        self.in_flight.wait_for_room(bound.calls.len(), staging, &mut bound.patience)?;
         staging.deliver()?;
         self.driver.launch_graph(bound.graph, self.stream)?;
-        self.in_flight.add(staging)
+        self.in_flight.add(bound.calls.len(), staging)
     }
 
     fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()> {
