@@ -88,8 +88,8 @@ const OUT_OF_MEMORY: c_int = 2;
 const NOT_READY: c_int = 600;
 const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 const NON_BLOCKING: c_uint = 1;
-/// Other threads may go on using the driver while a stream is captured.
-const CAPTURE_THREAD_LOCAL: c_uint = 1;
+/// Whatever else the driver is asked for while a stream is captured is allowed, here and in other threads.
+const CAPTURE_RELAXED: c_uint = 2;
 const NO_TIMING: c_uint = 2;
 /// Whoever waits for the event sleeps.
 const BLOCKING_EVENT: c_uint = 1;
@@ -365,7 +365,7 @@ impl Driver {
 
     pub fn begin_capture(&self, stream: usize) -> Result<()> {
         // SAFETY: the handle is a living stream.
-        let status = unsafe { (self.api.cuStreamBeginCapture_v2)(stream, CAPTURE_THREAD_LOCAL) };
+        let status = unsafe { (self.api.cuStreamBeginCapture_v2)(stream, CAPTURE_RELAXED) };
         self.check("cuStreamBeginCapture", status)
     }
 

@@ -28,7 +28,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, VecDeque},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -177,6 +177,15 @@ pub fn compile_all(folders: &[PathBuf], architecture: &str, cache: Option<&Path>
     modules::compile_all(&Nvrtc::open(folders)?, architecture, cache)
 }
 
+/// Held by whoever opens a card, binds or ends. Candidates are timed undisturbed that way, and the vendor's product library fails now
+/// and then where one thread captures while others open it, close it or capture themselves.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    // Nothing lies behind the lock, so nothing was left half done by a thread that panicked.
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The backend.
 pub struct Cuda {
     // Fields are dropped in this order: what uses the driver's objects before them.
@@ -287,6 +296,7 @@ const FAULT_WORDS: usize = 4;
 impl Cuda {
     /// Opens a card.
     pub fn new(options: &CudaOptions) -> Result<Self> {
+        let _alone = one_at_a_time();
         let driver = Arc::new(Driver::open()?);
         let count = driver.device_count()?;
         if options.ordinal >= count {
@@ -680,6 +690,7 @@ impl Device for Cuda {
             }
         }
         self.staging.get_mut().deliver()?;
+        let _alone = one_at_a_time();
         let outcome = self.build(launches);
         self.blas.end_timing();
         let mut sequence = outcome?;
@@ -737,6 +748,7 @@ impl Device for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
+        let _alone = one_at_a_time();
         if self.driver.make_current(self.context).is_err() {
             return;
         }
