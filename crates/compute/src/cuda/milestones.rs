@@ -35,7 +35,8 @@ pub(super) struct Milestones {
     last: u32,
 }
 
-/// How long a kind of wait usually takes. Waiting begins with one sleep of nearly that long.
+/// How long a kind of wait usually takes: it is slept through in pieces of an eighth, so that waking is cheap and a wait that is
+/// shorter than usual ends not much later than it could.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Patience {
     usual: Duration,
@@ -84,35 +85,61 @@ impl Milestones {
         }
         let began = Instant::now();
         let mut asked = began;
-        let mut sleeps = 0;
+        // Much that is waited for is nearly done.
+        let mut is_first = true;
         while !self.has_passed(milestone) {
             if asked.elapsed() > ASKING_PERIOD {
                 // A stream that is idle has passed everything: then the loop ends by itself.
                 self.driver.is_idle(self.stream)?;
                 asked = Instant::now();
             }
-            std::thread::sleep(patience.sleep(sleeps));
-            sleeps += 1;
+            std::thread::sleep(if is_first { SHORTEST_SLEEP } else { patience.sleep(began.elapsed()) });
+            is_first = false;
         }
-        patience.learn(began.elapsed(), sleeps);
+        patience.learn(began.elapsed());
         Ok(())
     }
 }
 
 impl Patience {
-    fn sleep(self, sleeps: u32) -> Duration {
-        let part = if sleeps == 0 { self.usual * 15 / 16 } else { self.usual / 32 };
-        part.clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
+    /// How long to sleep after having waited for so long.
+    fn sleep(self, waited: Duration) -> Duration {
+        (self.usual.max(waited) / 8).clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
     }
 
-    fn learn(&mut self, took: Duration, sleeps: u32) {
-        // A wait that ended within its first sleep may have been shorter than that.
-        self.usual = if sleeps == 1 { took * 7 / 8 } else { took };
+    fn learn(&mut self, took: Duration) {
+        // A short wait among long ones is soon forgotten.
+        self.usual = took.max(self.usual * 3 / 4);
     }
 }
 
 impl Drop for Milestones {
     fn drop(&mut self) {
         self.driver.free_pinned(self.passed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_usual_wait_takes_few_sleeps_and_a_short_one_ends_soon() {
+        let mut patience = Patience::default();
+        patience.learn(Duration::from_millis(100));
+        let sleeps = |patience: Patience, until: Duration| {
+            let (mut waited, mut count) = (SHORTEST_SLEEP, 1);
+            while waited < until {
+                waited += patience.sleep(waited);
+                count += 1;
+            }
+            (waited, count)
+        };
+        assert!(sleeps(patience, Duration::from_millis(100)).1 <= 10);
+        assert!(sleeps(patience, Duration::from_millis(5)).0 < Duration::from_millis(13));
+        // A wait that nobody expected takes more sleeps, not thousands.
+        assert!(sleeps(Patience::default(), Duration::from_millis(100)).1 < 100);
+        patience.learn(Duration::ZERO);
+        assert_eq!(patience.usual, Duration::from_millis(75));
     }
 }
