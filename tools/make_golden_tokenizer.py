@@ -4,13 +4,16 @@
 Needs Python 3.10 or newer and exactly tokenizers==0.23.3:
 
     python3 -m venv venv && venv/bin/pip install tokenizers==0.23.3
-    venv/bin/python tools/make_golden_tokenizer.py            # writes tests/golden/tokenizer/{texts,*.golden}.json
+    venv/bin/python tools/make_golden_tokenizer.py            # writes tests/golden/tokenizer/{texts,*.golden,*.imported}.json
     cargo test -p ironmill-text -- --ignored rewrite          # writes tests/golden/tokenizer/*.tokenizer.json
     venv/bin/python tools/make_golden_tokenizer.py --check    # those load there and give the golden ids
 
 `texts.json` holds the documents and the probe strings. Each `NAME.golden.json` holds one training: its settings, the
 merges, the ids of every probe as ordinary text, and where they differ the ids with special tokens recognised (else
 null). The Rust tests train on the same documents and must find the same.
+
+Each `NAME.imported.json` holds a whole tokenizer.json of a kind that is read but not trained here, with the ids of every probe
+(all added tokens recognised, those that are not special, and framed by the post-processor) and the text they decode to.
 All texts are written for this file, or drawn from word lists below by a fixed generator.
 """
 
@@ -19,7 +22,17 @@ import sys
 from pathlib import Path
 
 import tokenizers
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 VERSION = "0.23.3"
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden" / "tokenizer"
@@ -116,6 +129,15 @@ PROBES = [
 ]
 
 
+# What only imported kinds tell apart: spaces at borders, added tokens with rules, `▁` itself, accents, control characters.
+IMPORT_PROBES = [
+    " the mill", "the  mill ", "mill", "windmill mill, mill_ mill", "a <m> b", "a \t<m>\n<m>  the", "<m>", "<s>the</s> the", " <s> ",
+    "▁the▁▁mill ▁", "the the the", "the\n\nmill\n\n\n", "MILL Mill mill", "[CLS] the [MASK] mill [SEP]", "ÀÉÎõü Straße ΣΑΣ İ ǅ",
+    "the\u200bmill\u00admill\ufeff \ue000", "it's we've don't, isn't: do not. ' x ' !", "a" * 41, "the " * 60, "x中y 中文", "<0x0A><0x41>",
+    "\u05d0\u05c8\u05b0 e\u05c9\u0301", "٣٤ ½ ② — « » … ‖ ‿ ¿", "\x85\xa0\u2028\u3000x",
+]
+
+
 class Numbers:
     """A small fixed generator, so that the files do not depend on Python's."""
 
@@ -198,11 +220,95 @@ def golden(case, tokenizer, texts):
     }
 
 
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def all_splits(tokenizer):
+    """Merges as a converter of SentencePiece models writes them: every split of every token, in order of the result's id."""
+    file = json.loads(tokenizer.to_str())
+    vocab = file["model"]["vocab"]
+    merges = []
+    for token, _ in sorted(vocab.items(), key=lambda entry: entry[1]):
+        splits = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = [split for split in splits if split[0] in vocab and split[1] in vocab and token not in BYTES]
+        merges += sorted(known, key=lambda split: (vocab[split[0]], vocab[split[1]]))
+    file["model"]["merges"] = merges
+    return file
+
+
+def sentencepiece(texts, vocab_size, normalizer, pre_tokenizer, strips, special, has_bytes):
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=has_bytes))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<unk>", "<s>", "</s>"] + (BYTES if has_bytes else []),
+        limit_alphabet=90,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    file = all_splits(tokenizer)
+    file["added_tokens"] = [added for added in file["added_tokens"] if added["content"] not in BYTES]
+    tokenizer = Tokenizer.from_str(json.dumps(file))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if strips else []))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)])
+    tokenizer.add_tokens(special)
+    return tokenizer
+
+
+def wordpiece(texts, vocab_size, normalizer, cleanup, special):
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=40))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=names, limit_alphabet=120, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=cleanup)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.add_tokens(special)
+    return tokenizer
+
+
+def imported(texts):
+    replace = normalizers.Replace(" ", "▁")
+    words = [AddedToken("<m>", lstrip=True, rstrip=True, normalized=False, special=True), AddedToken("mill", single_word=True)]
+    return {
+        "llama2": sentencepiece(
+            texts, 700, normalizers.Sequence([normalizers.Prepend("▁"), replace]), None, True, words, True
+        ),
+        "gemma": sentencepiece(texts, 700, replace, None, False, [AddedToken("\n\n", normalized=False), AddedToken("the the")], True),
+        "metaspace": sentencepiece(
+            texts, 700, None, pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False), True, words, True
+        ),
+        "unknown": sentencepiece(texts, 400, None, pre_tokenizers.Metaspace("▁"), True, [], False),
+        "bert": wordpiece(texts, 900, normalizers.BertNormalizer(), True, [AddedToken("MILL")]),
+        "bert-cased": wordpiece(
+            texts, 900, normalizers.BertNormalizer(lowercase=False, handle_chinese_chars=False), False, words
+        ),
+    }
+
+
+def imported_golden(tokenizer, texts):
+    def ids(text, framed=False):
+        return tokenizer.encode(text, add_special_tokens=framed).ids
+
+    with_special = [ids(text) for text in texts]
+    framed = [ids(text, True) for text in texts]
+    decoded = [tokenizer.decode(row, skip_special_tokens=False) for row in with_special]
+    tokenizer.encode_special_tokens = True
+    ordinary = [ids(text) for text in texts]
+    tokenizer.encode_special_tokens = False
+    file = json.loads(tokenizer.to_str())
+    return {"made_with": f"tokenizers=={VERSION}", "file": file, "ids": with_special, "framed": framed, "ordinary": ordinary, "decoded": decoded}
+
+
 def write(name, value):
     # One list a line keeps the files small and their differences readable.
     lines = []
     for key, part in value.items():
-        if key in ("documents", "probes", "ids", "ids_with_special"):
+        if key in ("documents", "probes", "ids", "ids_with_special", "framed", "ordinary", "decoded"):
             rows = ",\n".join(json.dumps(row, ensure_ascii=True, separators=(",", ":")) for row in part)
             lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
         else:
@@ -236,6 +342,9 @@ def main():
     write("texts.json", {"documents": documents(), "probes": probes()})
     for name, case in CASES.items():
         write(f"{name}.golden.json", golden(case, train(case, documents()), probes()))
+    more = probes() + IMPORT_PROBES
+    for name, tokenizer in imported(documents()).items():
+        write(f"{name}.imported.json", {"probes": IMPORT_PROBES, **imported_golden(tokenizer, more)})
     print(f"wrote {len(CASES)} trainings with {len(probes())} probes to {FOLDER.name}")
 
 

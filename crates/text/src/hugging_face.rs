@@ -18,10 +18,11 @@ use crate::{Error, Result};
 pub(crate) struct File {
     #[serde(default, rename = "version")]
     _version: Option<String>,
-    #[serde(default)]
-    truncation: Option<Value>,
-    #[serde(default)]
-    padding: Option<Value>,
+    /// How long the texts of somebody's batches were to be, which is no part of a vocabulary: no text is cut or padded here.
+    #[serde(default, rename = "truncation")]
+    _truncation: Option<IgnoredAny>,
+    #[serde(default, rename = "padding")]
+    _padding: Option<IgnoredAny>,
     #[serde(default)]
     pub(crate) added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -38,16 +39,6 @@ pub(crate) struct File {
 impl File {
     pub(crate) fn parse(json: &str) -> Result<Self> {
         serde_json::from_str(json).map_err(|error| Error::Format(error.to_string()))
-    }
-
-    /// Refuses lengths that the file asks for: texts are never cut or padded here.
-    pub(crate) fn refuse_lengths(&self) -> Result<()> {
-        for (name, part) in [("truncation", &self.truncation), ("padding", &self.padding)] {
-            if let Some(part) = part {
-                return Err(unsupported(name, part));
-            }
-        }
-        Ok(())
     }
 
     /// Whether tokens are written in the byte-level alphabet.
@@ -155,8 +146,8 @@ pub(crate) struct Model {
     pub(crate) byte_fallback: bool,
     #[serde(default)]
     pub(crate) ignore_merges: bool,
-    #[serde(default, rename = "max_input_chars_per_word")]
-    _max_input_chars_per_word: Option<u64>,
+    #[serde(default)]
+    pub(crate) max_input_chars_per_word: Option<u64>,
     pub(crate) vocab: Vocab,
     #[serde(default)]
     pub(crate) merges: Vec<Merge>,
@@ -179,6 +170,30 @@ impl Model {
             other => format!("a {other} model"),
         };
         Err(Error::Unsupported(problem))
+    }
+
+    /// The tokens of the vocabulary by id, with the special tokens beside it, and for each id whether it is of the vocabulary.
+    pub(crate) fn names(&self, specials: &Specials) -> Result<(Vec<Option<Box<str>>>, Vec<bool>)> {
+        let n_tokens = self.vocab.0.len() + specials.as_slice().len();
+        let mut names: ById<Box<str>> = ById::for_vocabulary(n_tokens);
+        let mut is_in_model = Vec::new();
+        for (name, id) in &self.vocab.0 {
+            if let Some(other) = specials.id(name).filter(|&special| u64::from(special) != *id) {
+                return Err(Error::Format(format!("special token {name:?} has the ids {other} and {id}")));
+            }
+            names.set(*id, name.as_str().into(), name)?;
+            is_in_model.resize(is_in_model.len().max(*id as usize + 1), false);
+            is_in_model[*id as usize] = true;
+        }
+        for (text, id) in specials.as_slice() {
+            let is_known = is_in_model.get(*id as usize) == Some(&true);
+            if !is_known || names.name(*id) != Some(text) {
+                names.set(u64::from(*id), text.as_str().into(), text)?;
+            }
+        }
+        let names = names.into_vec();
+        is_in_model.resize(names.len(), false);
+        Ok((names, is_in_model))
     }
 
     /// The merges as pairs of names, in order of rank.
@@ -277,5 +292,11 @@ impl<T: Clone> ById<T> {
 
     pub(crate) fn into_vec(self) -> Vec<Option<T>> {
         self.tokens
+    }
+}
+
+impl ById<Box<str>> {
+    fn name(&self, id: u32) -> Option<&str> {
+        self.tokens.get(id as usize)?.as_deref()
     }
 }

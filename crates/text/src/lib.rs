@@ -73,6 +73,7 @@ mod special;
 mod splitter;
 mod stretches;
 mod tokenizer;
+mod wordpiece;
 mod words;
 
 pub use bpe::learn::{LearnRoom, PieceSource, learn_bpe};

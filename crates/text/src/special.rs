@@ -137,6 +137,12 @@ impl Specials {
         self.by_id.binary_search_by_key(&id, |&(_, id)| id).is_ok()
     }
 
+    /// Whether the token of this id is looked for in normalised text; it then decodes to what it is looked for as.
+    pub(crate) fn is_normalized(&self, id: u32) -> bool {
+        let idx = self.by_id.binary_search_by_key(&id, |&(_, id)| id);
+        idx.is_ok_and(|idx| self.rules[idx].normalized)
+    }
+
     /// The texts of those that are wanted, if all are found wherever their text is.
     pub(crate) fn plain_texts(&self, wanted: Wanted) -> Option<Vec<String>> {
         let mut texts = Vec::new();

@@ -18,6 +18,7 @@ use crate::hugging_face::File;
 use crate::items::{Encoded, UNKNOWN};
 use crate::pattern::Pattern;
 use crate::special::{Part, Specials, Wanted, for_each_part};
+use crate::wordpiece::{self, WordPiece};
 use crate::words::{self, WordVocabulary};
 use crate::{Error, FrequentPieces, Result, StreamDecoder, durable, llama2c, own_json};
 
@@ -41,6 +42,9 @@ pub enum Kind {
     Byte,
     /// Byte-pair encoding over characters, with spaces among them, as Llama 2 and Gemma have it.
     SentencePiece,
+    /// Words as the longest tokens that they start with, as BERT has it: what is encoded is lost where it is unknown, and
+    /// most of its spaces and capitals always.
+    WordPiece,
 }
 
 impl Kind {
@@ -52,6 +56,7 @@ impl Kind {
             Self::Word => words::KIND,
             Self::Byte => bytes::KIND,
             Self::SentencePiece => "sentencepiece",
+            Self::WordPiece => "wordpiece",
         }
     }
 }
@@ -69,6 +74,7 @@ enum Model {
     Word(Arc<WordVocabulary>),
     Byte(Arc<ByteVocabulary>),
     SentencePiece(Arc<SentencePiece>),
+    WordPiece(Arc<WordPiece>),
 }
 
 /// How vocabularies call the token that ends a text, the most certain first.
@@ -98,6 +104,11 @@ impl Tokenizer {
     pub(crate) fn from_sentencepiece(vocabulary: SentencePiece) -> Result<Self> {
         let bytes = TokenBytes::new(vocabulary.tokens())?;
         Ok(Self::new(Model::SentencePiece(Arc::new(vocabulary)), bytes))
+    }
+
+    fn from_wordpiece(vocabulary: WordPiece) -> Result<Self> {
+        let bytes = TokenBytes::new(vocabulary.tokens())?;
+        Ok(Self::new(Model::WordPiece(Arc::new(vocabulary)), bytes))
     }
 
     fn from_bytes(vocabulary: ByteVocabulary) -> Result<Self> {
@@ -182,8 +193,9 @@ impl Tokenizer {
     }
 
     fn from_hugging_face(file: &File) -> Result<Self> {
-        file.refuse_lengths()?;
-        if file.is_byte_level() {
+        if file.model.kind() == "WordPiece" {
+            wordpiece::json::from_file(file).and_then(Self::from_wordpiece)
+        } else if file.is_byte_level() {
             bpe::json::from_file(file).and_then(Self::from_bpe)
         } else {
             sentencepiece::json::from_file(file).and_then(Self::from_sentencepiece)
@@ -202,6 +214,7 @@ impl Tokenizer {
             Model::Word(vocabulary) => words::to_json(vocabulary),
             Model::Byte(vocabulary) => bytes::to_json(vocabulary),
             Model::SentencePiece(vocabulary) => sentencepiece::json::to_json(vocabulary),
+            Model::WordPiece(vocabulary) => wordpiece::json::to_json(vocabulary),
         }
     }
 
@@ -213,6 +226,7 @@ impl Tokenizer {
             Model::Word(_) => Kind::Word,
             Model::Byte(_) => Kind::Byte,
             Model::SentencePiece(_) => Kind::SentencePiece,
+            Model::WordPiece(_) => Kind::WordPiece,
         }
     }
 
@@ -221,7 +235,7 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => Some(bpe.pattern()),
             Model::Word(vocabulary) => Some(vocabulary.pattern()),
-            Model::Char(_) | Model::Byte(_) | Model::SentencePiece(_) => None,
+            Model::Char(_) | Model::Byte(_) | Model::SentencePiece(_) | Model::WordPiece(_) => None,
         }
     }
 
@@ -230,7 +244,7 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => bpe.n_merges(),
             Model::SentencePiece(vocabulary) => vocabulary.n_merges(),
-            Model::Char(_) | Model::Word(_) | Model::Byte(_) => 0,
+            Model::Char(_) | Model::Word(_) | Model::Byte(_) | Model::WordPiece(_) => 0,
         }
     }
 
@@ -348,6 +362,7 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => bpe.normalise(text),
             Model::SentencePiece(vocabulary) => vocabulary.normalise(text),
+            Model::WordPiece(vocabulary) => vocabulary.normalise(text),
             Model::Byte(_) | Model::Char(_) | Model::Word(_) => Cow::Borrowed(text),
         }
     }
@@ -369,6 +384,7 @@ impl Tokenizer {
             Model::SentencePiece(vocabulary) => {
                 return vocabulary.encode(text, base == 0, base, unknown, out);
             }
+            Model::WordPiece(vocabulary) => return vocabulary.encode(text, base, unknown, out),
         }
         Ok(0)
     }
@@ -399,7 +415,7 @@ impl Tokenizer {
         StreamDecoder::new(self, false)
     }
 
-    /// The bytes of a token (a special token's text), or `None` when no token has this id.
+    /// The bytes of a token (a special token's text) within a text, or `None` when no token has this id.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.bytes.get(id)
     }
@@ -431,6 +447,7 @@ impl Tokenizer {
         match &self.model {
             Model::Char(_) | Model::Word(_) => self.special_id(UNKNOWN),
             Model::SentencePiece(vocabulary) => vocabulary.unknown_id(),
+            Model::WordPiece(vocabulary) => Some(vocabulary.unknown_id()),
             Model::Bpe(_) | Model::Byte(_) => None,
         }
     }
@@ -449,6 +466,7 @@ impl Tokenizer {
         let bytes = self.known_bytes(id)?;
         Ok(match &self.model {
             Model::SentencePiece(vocabulary) => Cow::Borrowed(vocabulary.first_bytes(bytes)),
+            Model::WordPiece(vocabulary) => Cow::Owned(vocabulary.first_bytes(id)),
             Model::Bpe(_) | Model::Byte(_) | Model::Char(_) | Model::Word(_) => Cow::Borrowed(bytes),
         })
     }
@@ -460,6 +478,7 @@ impl Tokenizer {
             Model::Word(vocabulary) => vocabulary.tokens(),
             Model::Byte(vocabulary) => vocabulary.tokens(),
             Model::SentencePiece(vocabulary) => vocabulary.tokens(),
+            Model::WordPiece(vocabulary) => vocabulary.tokens(),
         }
     }
 
@@ -470,6 +489,7 @@ impl Tokenizer {
             Model::Word(vocabulary) => vocabulary.specials(),
             Model::Byte(vocabulary) => vocabulary.specials(),
             Model::SentencePiece(vocabulary) => vocabulary.specials(),
+            Model::WordPiece(vocabulary) => vocabulary.specials(),
         }
     }
 
@@ -477,6 +497,7 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => Some(bpe.frame()),
             Model::SentencePiece(vocabulary) => Some(vocabulary.frame()),
+            Model::WordPiece(vocabulary) => Some(vocabulary.frame()),
             Model::Char(_) | Model::Word(_) | Model::Byte(_) => None,
         }
     }

@@ -9,6 +9,7 @@ pub(crate) mod reference;
 pub(crate) mod sentencepiece;
 pub(crate) mod tiktoken;
 pub(crate) mod train;
+pub(crate) mod trie;
 mod vocabulary;
 
 use std::borrow::Cow;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Parts, Prefix, SPACE, SentencePiece, Settings};
 use crate::frame::Frame;
-use crate::hugging_face::{AddedToken, ById, File, steps, type_of, unsupported};
+use crate::hugging_face::{AddedToken, File, steps, type_of, unsupported};
 use crate::{Error, Result};
 
 pub(crate) fn to_json(vocabulary: &SentencePiece) -> String {
@@ -82,21 +82,9 @@ pub(crate) fn from_file(file: &File) -> Result<SentencePiece> {
     };
     let specials = file.specials((!file.normalizer.is_null()).then_some(&normalise))?;
 
-    let n_tokens = model.vocab.0.len() + specials.as_slice().len();
-    let mut names: ById<Box<str>> = ById::for_vocabulary(n_tokens);
-    let mut is_in_model: ById<bool> = ById::for_vocabulary(n_tokens);
-    for (name, id) in &model.vocab.0 {
-        if let Some(other) = specials.id(name).filter(|&special| u64::from(special) != *id) {
-            return Err(Error::Format(format!("special token {name:?} has the ids {other} and {id}")));
-        }
-        names.set(*id, name.as_str().into(), name)?;
-        is_in_model.set(*id, true, name)?;
-    }
+    let (names, is_in_model) = model.names(&specials)?;
     let ids: hashbrown::HashMap<&str, u32> =
         model.vocab.0.iter().map(|(name, id)| (name.as_str(), *id as u32)).collect();
-    for (text, id) in specials.as_slice().iter().filter(|(text, _)| !ids.contains_key(text.as_str())) {
-        names.set(u64::from(*id), text.as_str().into(), text)?;
-    }
     let id_of = |name: &str| {
         let missing = || Error::Format(format!("{name:?} is not in the vocabulary, which uses it"));
         ids.get(name).copied().ok_or_else(missing)
@@ -106,9 +94,6 @@ pub(crate) fn from_file(file: &File) -> Result<SentencePiece> {
         Ok((id_of(left)?, id_of(right)?))
     });
     let merges = merges.collect::<Result<Vec<_>>>()?;
-    let names = names.into_vec();
-    let mut is_in_model: Vec<bool> = is_in_model.into_vec().iter().map(Option::is_some).collect();
-    is_in_model.resize(names.len(), false);
     let settings = Settings {
         prefix,
         cuts_words,

@@ -108,11 +108,15 @@ impl SentencePiece {
             Some(name.replace(SPACE, " ").into_bytes().into())
         };
         let texts: Vec<Option<Box<[u8]>>> = names.iter().zip(&is_in_model).map(text_of).collect();
-        let bytes_of = |name: &str| match byte_of(name).filter(|_| settings.byte_fallback) {
-            Some(byte) => [byte].into(),
-            None => name.replace(SPACE, " ").into_bytes().into(),
+        let bytes_of = |(name, id): (&Option<Box<str>>, u32)| {
+            let name = name.as_deref()?;
+            let is_prefixed = settings.prefix == Prefix::Always && specials.is_normalized(id);
+            Some(match byte_of(name).filter(|_| settings.byte_fallback) {
+                Some(byte) => [byte].into(),
+                None => with_spaces(name.as_bytes(), is_prefixed).into_owned().into(),
+            })
         };
-        let bytes = names.iter().map(|name| name.as_deref().map(bytes_of)).collect();
+        let bytes = names.iter().zip(0..).map(bytes_of).collect();
         let by_text = || texts.iter().zip(0..).filter_map(|(text, id)| Some((text.clone()?, id))).collect();
         let (whole_texts, whole_pieces) = match (settings.ignore_merges, settings.cuts_words) {
             (false, _) => (HashMap::new(), HashMap::new()),
