@@ -8,8 +8,8 @@ stretch is encoded as if it stood alone, so one run of the program encodes them 
     python3 tools/parity_tokenizer.py --ironmill target/release/ironmill r50k_base.tiktoken llama3/tokenizer.json
     python3 tools/parity_tokenizer.py cl100k_base.tiktoken --cases 200000 --corpus book.txt
 
-A rank file is compared with tiktoken, a tokenizer.json with tokenizers (pip install tiktoken tokenizers). The product never
-imports this.
+A rank file is compared with tiktoken, a tokenizer.json of any kind with tokenizers (pip install tiktoken tokenizers). With
+--decode the ids are turned back into text, too, and compared with what tokenizers makes of them. The product never imports this.
 """
 
 import argparse
@@ -36,6 +36,8 @@ PATTERNS = {
         ]
     ),
 }
+PATTERNS["p50k"] = PATTERNS["r50k"]
+PATTERNS["llama3"] = PATTERNS["cl100k"]
 RANGES = [
     (0x20, 0x7E), (0x20, 0x7E), (0x61, 0x7A), (0x00, 0x1F), (0x80, 0xFF), (0x100, 0x24F), (0x300, 0x36F), (0x370, 0x3FF),
     (0x400, 0x4FF), (0x590, 0x5FF), (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE7F), (0x1100, 0x11FF), (0x2000, 0x206F),
@@ -64,27 +66,29 @@ def drawn_text(rng, corpus):
 
 
 def peer_of(path):
-    """A function from text to ids, and a special token with its id."""
+    """A function from text to ids, a special token with its id, and a function from ids to text."""
     if path.endswith(".tiktoken"):
         import tiktoken
 
-        name = os.path.basename(path).split("_")[0]
+        name = os.path.basename(path).split("_")[0].removesuffix(".tiktoken")
         with open(path, "rb") as file:
             lines = (line.split() for line in file if line.strip())
             ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-        special = {"r50k": 50256, "cl100k": 100257, "o200k": 199999}[name]
+        special = {"r50k": 50256, "p50k": 50256, "cl100k": 100257, "o200k": 199999, "llama3": 128001}[name]
         encoding = tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens={})
-        return encoding.encode_ordinary, "<|endoftext|>", special
+        return encoding.encode_ordinary, "<|end_of_text|>" if name == "llama3" else "<|endoftext|>", special, encoding.decode
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     added = [(id, token.content) for id, token in tokenizer.get_added_tokens_decoder().items()]
     special, text = min(added)
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids, text, special
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids, text, special, tokenizer.decode
 
 
 def compare(path, args):
-    encode, separator, special = peer_of(path)
+    encode, separator, special, decode = peer_of(path)
     rng = random.Random(args.seed)
     corpus = open(args.corpus, encoding="utf-8", errors="ignore").read(50_000_000) if args.corpus else ""
     texts = []
@@ -119,9 +123,25 @@ def compare(path, args):
             n_different += 1
             if n_different <= 5:
                 print(f"{path}: {text!r}: {ours} instead of {list(theirs)}")
+    if args.decode:
+        n_different += compare_texts(path, args, stretches, decode)
     n_bytes = sum(len(text.encode()) for text in texts)
     print(f"{path}: {len(texts)} texts, {n_bytes} bytes, {len(ids)} tokens, {n_different} different", flush=True)
     return n_different == 0
+
+
+def compare_texts(path, args, stretches, decode):
+    """How many stretches decode to another text than there; each goes through the program as a line of ids."""
+    n_different = 0
+    for ids in stretches[:: max(1, len(stretches) // args.decode)]:
+        line = " ".join(map(str, ids)).encode()
+        command = [args.ironmill, "tokenizer", "decode", "--tokenizer", path, "--quiet"]
+        ours = subprocess.run(command, check=True, input=line, stdout=subprocess.PIPE).stdout.decode(errors="replace")
+        theirs = decode(ids, skip_special_tokens=False) if ids else ""
+        if ours.rstrip("\n") != theirs.rstrip("\n"):
+            n_different += 1
+            print(f"{path}: {ids} decode to {ours!r} instead of {theirs!r}")
+    return n_different
 
 
 def main():
@@ -131,6 +151,7 @@ def main():
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpus")
+    parser.add_argument("--decode", type=int, default=0, help="how many of the texts are decoded, too (tokenizer.json only)")
     args = parser.parse_args()
     return 0 if all([compare(path, args) for path in args.tokenizers]) else 1
 

@@ -71,7 +71,8 @@ Examples:
     Decode(DecodeArgs),
     /// Turn a tokenizer of one file format into another
     #[command(after_help = "\
-The published rank files r50k, cl100k and o200k are known by their content; any other needs --pattern and its special tokens.
+The published rank files r50k, p50k, cl100k, o200k and those of Llama 3 and Qwen are known by their content; any other needs
+--pattern and its special tokens. A tokenizer.json may be of byte-level BPE, of SentencePiece's kind (Llama 2, Gemma) or WordPiece.
 What a format cannot say is refused.
 
 Examples:

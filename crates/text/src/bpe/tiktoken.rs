@@ -29,20 +29,31 @@ struct Published {
     name: &'static str,
     hash: &'static str,
     pattern: Pattern,
+    normalization: Normalization,
     special: &'static [(&'static str, u32)],
 }
 
-const PUBLISHED: [Published; 3] = [
+/// Their hashes are those of files whose SHA-256 is the published one.
+const PUBLISHED: [Published; 6] = [
     Published {
         name: "r50k",
         hash: "5e60c911b5da8606450a7854ebe49de4952c86da03f51cea2ad9a3f3d40395e5",
         pattern: Pattern::Gpt2,
+        normalization: Normalization::None,
+        special: &[("<|endoftext|>", 50_256)],
+    },
+    Published {
+        name: "p50k",
+        hash: "d698d47c87c56af122ed68f3e74e06e3bd122a8cc66472a52d760012c6ea9100",
+        pattern: Pattern::Gpt2,
+        normalization: Normalization::None,
         special: &[("<|endoftext|>", 50_256)],
     },
     Published {
         name: "cl100k",
         hash: "65afa6a4947e558c7e52ca1dc682285a6aff053a60ce9ba951bf154da0cb980f",
         pattern: Pattern::Cl100k,
+        normalization: Normalization::None,
         special: &[
             ("<|endoftext|>", 100_257),
             ("<|fim_prefix|>", 100_258),
@@ -55,7 +66,29 @@ const PUBLISHED: [Published; 3] = [
         name: "o200k",
         hash: "77500c1d2b9e0f606d2ab99ff39e9ebaed9221b4531c6d83a503c36def0b8be8",
         pattern: Pattern::O200k,
+        normalization: Normalization::None,
         special: &[("<|endoftext|>", 199_999), ("<|endofprompt|>", 200_018)],
+    },
+    // Those special tokens that are the same in all models of the family.
+    Published {
+        name: "llama3",
+        hash: "18ccd965a0a1d18e354230d63b9463c57418909feeb822be68b8bf8d496be9da",
+        pattern: Pattern::Llama3,
+        normalization: Normalization::None,
+        special: &[
+            ("<|begin_of_text|>", 128_000),
+            ("<|end_of_text|>", 128_001),
+            ("<|start_header_id|>", 128_006),
+            ("<|end_header_id|>", 128_007),
+            ("<|eot_id|>", 128_009),
+        ],
+    },
+    Published {
+        name: "qwen",
+        hash: "6d8cbc295dd0e4dd91c7e4c071e8417aa0d2c5f78d89a38853b10dd516ebbca9",
+        pattern: Pattern::Qwen2,
+        normalization: Normalization::Nfc,
+        special: &[("<|endoftext|>", 151_643), ("<|im_start|>", 151_644), ("<|im_end|>", 151_645)],
     },
 ];
 
@@ -71,11 +104,11 @@ pub(crate) fn is_rank_file(text: &[u8]) -> bool {
 /// Reads a rank file. Without `settings` it must be a published one.
 pub(crate) fn from_ranks(text: &[u8], settings: Option<&RankFileSettings>) -> Result<Bpe> {
     let published;
-    let settings = match settings {
-        Some(settings) => settings,
+    let (settings, normalization) = match settings {
+        Some(settings) => (settings, Normalization::None),
         None => {
             published = published_settings(text)?;
-            &published
+            (&published.0, published.1)
         }
     };
     let specials = Specials::new(settings.special.clone())?;
@@ -102,7 +135,7 @@ pub(crate) fn from_ranks(text: &[u8], settings: Option<&RankFileSettings>) -> Re
         }
     }
     let merges = merges_of(&tokens, &specials, &ranked)?;
-    let (pattern, normalization) = (settings.pattern.clone(), Normalization::None);
+    let pattern = settings.pattern.clone();
     let frame = Frame::default();
     Bpe::new(Parts { pattern, normalization, specials, frame, tokens, merges, ignore_merges: true })
 }
@@ -127,14 +160,14 @@ fn merges_of(
     Ok(merges)
 }
 
-fn published_settings(text: &[u8]) -> Result<RankFileSettings> {
+fn published_settings(text: &[u8]) -> Result<(RankFileSettings, Normalization)> {
     let hash = blake3::hash(text).to_hex();
     let Some(known) = PUBLISHED.iter().find(|known| known.hash == hash.as_str()) else {
         let names = PUBLISHED.map(|known| known.name).join(", ");
         return Err(Error::UnknownRankFile { known: names });
     };
     let special = known.special.iter().map(|&(text, id)| (text.to_owned(), id)).collect();
-    Ok(RankFileSettings { pattern: known.pattern.clone(), special })
+    Ok((RankFileSettings { pattern: known.pattern.clone(), special }, known.normalization))
 }
 
 /// The vocabulary as a rank file, if the ranks alone give the same tokens.
