@@ -173,7 +173,7 @@ impl Model {
     }
 
     /// The tokens of the vocabulary by id, with the special tokens beside it, and for each id whether it is of the vocabulary.
-    pub(crate) fn names(&self, specials: &Specials) -> Result<(Vec<Option<Box<str>>>, Vec<bool>)> {
+    pub(crate) fn names(&self, specials: &Specials) -> Result<(Names, Vec<bool>)> {
         let n_tokens = self.vocab.0.len() + specials.as_slice().len();
         let mut names: ById<Box<str>> = ById::for_vocabulary(n_tokens);
         let mut is_in_model = Vec::new();
@@ -261,6 +261,9 @@ impl<'de> Deserialize<'de> for Vocab {
         deserializer.deserialize_any(Entries)
     }
 }
+
+/// Tokens by id, as files write them.
+pub(crate) type Names = Vec<Option<Box<str>>>;
 
 /// What tokens are by id, which grows as ids come but not beyond what the number of tokens in the file justifies.
 pub(crate) struct ById<T> {
