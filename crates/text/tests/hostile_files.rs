@@ -84,13 +84,15 @@ fn read(reader: Reader, bytes: &[u8], other: &str) {
         },
     };
     let Ok(tokenizer) = tokenizer else { return };
-    let text = "the cat sat on the mat, the café <|end|> thethethethethethethe 1234".as_bytes();
+    let plain = "the cat sat on the mat, the café thethethethethethethe 1234".as_bytes();
+    let text = "the cat <|end|> café  <|end|> thethethe\u{301}▁ 1234".as_bytes();
+    let keeps_all = [Reader::ByteLevel, Reader::Own, Reader::Ranks, Reader::Vocab, Reader::Merges];
     let mut ids = Vec::new();
-    // Characters may be unknown. Bytes are not; they come back if the kind keeps all of them.
-    if tokenizer.encode_with_special(text, &mut ids).is_ok() {
+    // Characters may be unknown. Bytes are not; they come back if the kind keeps all of them and no special token, which may
+    // take white space with it, is among them.
+    if tokenizer.encode(plain, &mut ids).is_ok() {
         let decoded = tokenizer.decode(&ids).unwrap();
-        let keeps_all = [Reader::ByteLevel, Reader::Own, Reader::Ranks, Reader::Vocab, Reader::Merges];
-        assert!(!keeps_all.contains(&reader) || decoded == text);
+        assert!(!keeps_all.contains(&reader) || decoded == plain);
         let mut decoder = tokenizer.decoder();
         assert!(ids.iter().all(|&id| decoder.push(id).is_ok()));
     }
