@@ -70,17 +70,24 @@ pub(super) fn travelling_files(tokenizer: &Tokenizer, config: &Config) -> Result
         ("tokenizer.json".to_string(), tokenizer.to_json().into_bytes()),
         ("config.toml".to_string(), config.to_toml()?.into_bytes()),
     ];
-    if tokenizer.kind() == Kind::Bpe {
+    if matches!(tokenizer.kind(), Kind::Bpe | Kind::SentencePiece | Kind::WordPiece) {
         let mut about = json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.model.context,
             "clean_up_tokenization_spaces": false,
         });
         let mut special = json!({});
-        if tokenizer.end_of_text().is_some() {
-            for name in ["bos_token", "eos_token"] {
-                about[name] = "<|endoftext|>".into();
-                special[name] = "<|endoftext|>".into();
+        let name_of = |id: u32| {
+            let found = tokenizer.special_tokens().iter().find(|&&(_, other)| other == id);
+            found.map(|(name, _)| name.clone())
+        };
+        if let Some(end) = tokenizer.end_of_text().and_then(name_of) {
+            // Where nothing stands before a text, the end of the one before it does.
+            let start =
+                tokenizer.around().0.first().and_then(|&id| name_of(id)).unwrap_or_else(|| end.clone());
+            for (key, name) in [("bos_token", start), ("eos_token", end)] {
+                about[key] = name.as_str().into();
+                special[key] = name.into();
             }
         }
         if let Some((name, _)) = tokenizer.special_tokens().iter().find(|(name, _)| name == MASK) {
