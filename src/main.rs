@@ -8,6 +8,7 @@ mod failure;
 mod faults;
 mod report;
 mod run_lock;
+mod scoring;
 mod show;
 mod signals;
 mod stages;

@@ -69,6 +69,10 @@ mod sample_text;
 #[path = "stories/hold_a_conversation.rs"]
 mod hold_a_conversation;
 
+/// Choices and answers of a model.
+#[path = "stories/ask_a_model.rs"]
+mod ask_a_model;
+
 /// One table: every key of a configuration, a value that is not its default, and where the difference shows.
 #[path = "stories/every_key_has_an_effect.rs"]
 mod every_key_has_an_effect;

@@ -24,6 +24,13 @@ pub struct Message {
     pub content: String,
 }
 
+impl Message {
+    /// What a person says.
+    pub fn of_user(content: &str) -> Message {
+        Message { role: USER.into(), content: content.into() }
+    }
+}
+
 /// A conversation. As a file it is `{"messages": [{"role", "content"}]}`, which is also what the field trains on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversation {

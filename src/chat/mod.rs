@@ -10,5 +10,5 @@ pub mod sandbox;
 mod template;
 mod templates;
 
-pub use conversation::{Conversation, Prompt, Speech};
+pub use conversation::{Conversation, Message, Prompt, Speech};
 pub use templates::{Templates, read_file, read_json};

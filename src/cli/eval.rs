@@ -1,4 +1,6 @@
-//! `ironmill eval`: how well a model predicts a prepared data set.
+//! `ironmill eval`: how well a model predicts a prepared data set, chooses and answers.
+
+mod scores;
 
 use super::{Context, parse_count};
 use crate::failure::{Code, Failure, Result};
@@ -14,8 +16,14 @@ use std::path::PathBuf;
 /// The flags of `eval`.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Measures one of three things: the loss on prepared data; with --choices which of some texts the model finds likeliest, a line each
+of {\"prompt\", \"choices\", \"answer\"}; with --answers how well it answers, a line each of {\"prompt\", \"answers\"}, by SQuAD's exact
+match and F1 of the first line that it writes.
+
 Examples:
   ironmill eval runs/quickstart
+  ironmill eval smollm2 --choices arc.jsonl --examples 500
+  ironmill eval smollm2 --answers squad.jsonl --chat --details found.jsonl --json
   ironmill eval runs/quickstart/checkpoints/step-00000500 --tokens 1M
   ironmill eval gpt2-folder --data data --split train")]
 pub struct Args {
@@ -23,14 +31,22 @@ pub struct Args {
     #[arg(value_name = "RUN|MODEL")]
     model: PathBuf,
     /// A prepared folder [default: the run's]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["choices", "answers"])]
     data: Option<PathBuf>,
     /// Which tokens to predict
-    #[arg(long, value_enum, default_value = "validation")]
+    #[arg(long, value_enum, default_value = "validation", conflicts_with_all = ["choices", "answers"])]
     split: SplitName,
     /// The most tokens to predict [default: all]
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with_all = ["choices", "answers"])]
     tokens: Option<u64>,
+    /// Questions with choices, a JSON object a line
+    #[arg(long, value_name = "FILE", conflicts_with = "answers")]
+    choices: Option<PathBuf>,
+    /// Questions with answers, a JSON object a line
+    #[arg(long, value_name = "FILE")]
+    answers: Option<PathBuf>,
+    #[command(flatten)]
+    scores: scores::ScoreArgs,
     /// Sequences that go through the model at once
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rows: u16,
@@ -57,6 +73,15 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
     }
     let found = model::find(&args.model, &context.show)?;
     let (tokenizer, file) = found.tokenizer(args.tokenizer.as_deref())?;
+    match (&args.choices, &args.answers) {
+        (Some(questions), _) => {
+            return scores::choices(context, args, &found, (&tokenizer, &file), questions);
+        }
+        (None, Some(questions)) => {
+            return scores::answers(context, args, &found, (&tokenizer, &file), questions);
+        }
+        (None, None) => args.scores.refuse()?,
+    }
     let dir = match (&args.data, &found.run) {
         (Some(dir), _) => dir.clone(),
         (None, Some(run)) => match found.config()? {

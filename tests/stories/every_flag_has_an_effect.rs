@@ -71,7 +71,11 @@ fn every_flag_of_run_and_train_changes_something() {
 #[test]
 fn every_flag_of_eval_changes_something() {
     let desk = Desk::with_run();
-    check_complete(&desk, "eval", &["--data", "--split", "--tokens", "--rows", "--tokenizer", "--device"]);
+    // What is about questions is tried in `ask_a_model`.
+    let questions =
+        ["--choices", "--answers", "--examples", "--chat", "--template", "--max-tokens", "--details"];
+    let flags = ["--data", "--split", "--tokens", "--rows", "--tokenizer", "--device"];
+    check_complete(&desk, "eval", &[&flags[..], &questions].concat());
     let plain = loss(&desk, &["eval", "run"]);
     assert_ne!(plain, loss(&desk, &["eval", "run", "--split", "train"]));
     assert_ne!(plain, loss(&desk, &["eval", "run", "--tokens", "50"]));

@@ -23,6 +23,8 @@ const USES: &[(&str, &str)] = &[
     ("report run --out page.html", "report"),
     ("sweep sweep.toml --list", "runs"),
     ("eval run", "loss"),
+    ("eval run --choices choices.jsonl", "accuracy"),
+    ("eval run --answers answers.jsonl", "f1"),
     ("sample run -n 2", "text"),
     ("chat run --template chatml", "answers"),
     ("doctor", "flops_per_s"),
@@ -41,6 +43,8 @@ fn every_command_speaks_json_lines_on_both_streams() {
     let desk = Desk::with_config();
     desk.write("a.txt", "Once there was a fox.");
     desk.write("ids.txt", "40 41 42");
+    desk.write("choices.jsonl", r#"{"prompt": "A", "choices": [" b", " c"], "answer": 1}"#);
+    desk.write("answers.jsonl", r#"{"prompt": "A", "answers": ["b"]}"#);
     desk.write("sweep.toml", "[sweep]\nseed = [1, 2]\n");
     desk.ok(&words_of("tokenizer train builtin:stories:60KB --vocab-size 400 --out tokenizer.json -q"));
     for (line, key) in USES {
