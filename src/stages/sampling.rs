@@ -99,6 +99,7 @@ pub fn complete(
         rows: prompts.len().min(MOST_ROWS),
         // As much as can be needed: a model's own context may be far longer.
         context: longest.saturating_add(settings.max_tokens),
+        ..GeneratorOptions::default()
     };
     let mut generator = Generator::new(engine, options)?;
     let began = Instant::now();

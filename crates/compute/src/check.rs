@@ -93,6 +93,21 @@ impl Rule<'_> {
                 self.ensure(is_list, "a move is a row, another row and a length")?;
                 self.ensure(outputs[0].shape.dims().len() == 3, "the cache must have three dimensions")
             }
+            Kernel::Draw(_) => {
+                self.count(3, 5)?;
+                let [rows, vocabulary] = [inputs[0].shape.rows(), inputs[0].shape.columns()];
+                self.ensure(vocabulary > 0, "there must be a token to draw")?;
+                let fits = |of: &TensorType, columns: usize| of.shape.elements() == rows * columns;
+                let alike = fits(&inputs[1], 3)
+                    && fits(&inputs[2], 4)
+                    && outputs.iter().zip([1, 1, 2, 2]).all(|(of, columns)| fits(of, columns));
+                self.ensure(alike, "limits are three numbers a row, keys four; ids and positions one, places and lengths two")?;
+                let drawn = outputs[4].shape;
+                self.ensure(
+                    drawn.rows() == rows && drawn.columns() > 0,
+                    "there must be room for a token a row",
+                )
+            }
             Kernel::AddLayerNorm { eps, bias } => {
                 self.count(3 + usize::from(*bias), 4)?;
                 self.ensure(inputs[0].shape == inputs[1].shape, "both summands must have one shape")?;
@@ -157,6 +172,20 @@ impl Rule<'_> {
                 self.count(1 + extra, 2)?;
                 let parts = self.joint(attention, inputs[0])?;
                 self.outputs(&Op::Attention(*attention).outputs(&[&parts, &inputs[1..]].concat())?)
+            }
+            Kernel::CachedAttention(attention) => {
+                self.count(2, 4)?;
+                self.ensure(attention.cached, "keys and values go into a cache")?;
+                let parts = self.columns(attention, inputs[0])?;
+                let operands = [parts[0], outputs[2], outputs[3], inputs[1]];
+                let expected = Op::Attention(*attention).outputs(&operands)?;
+                self.ensure(
+                    outputs[..2] == expected[..],
+                    &format!("the outputs must be {}", list(&expected)),
+                )?;
+                let samples = inputs[0].shape.dims()[0];
+                self.ensure(inputs[1].shape.dims() == [samples, 2], "there must be a place per sample")?;
+                self.ensure(outputs[2].shape.dims()[0] > 0, "the cache must have a row")
             }
             Kernel::JointAttentionGrad(attention) => {
                 self.count(4 + attention.extra_operands(), 1)?;
@@ -225,6 +254,11 @@ impl Rule<'_> {
     /// The types of queries, keys and values that lie side by side.
     fn joint(&self, attention: &Attention, qkv: TensorType) -> Result<[TensorType; 3]> {
         self.ensure(!attention.cached, "a cache holds no queries")?;
+        self.columns(attention, qkv)
+    }
+
+    /// The same, whatever becomes of them.
+    fn columns(&self, attention: &Attention, qkv: TensorType) -> Result<[TensorType; 3]> {
         let parts = joint_parts(attention, qkv.shape);
         let columns = qkv.shape.columns();
         let fits = qkv.shape.dims().len() == 3 && parts.iter().sum::<usize>() == columns && columns > 0;
@@ -344,6 +378,7 @@ impl Rule<'_> {
         let is_index_output = |index| match self.kernel {
             Kernel::Adam(_) => index == 3,
             Kernel::Sgd(_) => index == 2,
+            Kernel::Draw(_) => true,
             _ => false,
         };
         if let Kernel::HeadLoss(HeadLoss { products, .. }) = *self.kernel
@@ -391,9 +426,11 @@ impl Rule<'_> {
             },
             Kernel::CacheAppend => index == 1,
             Kernel::CacheCopy => index == 0,
+            Kernel::Draw(_) => index == 2,
             Kernel::Average { .. } => index == 2,
             Kernel::HeadLoss(_) => index == 2,
             Kernel::JointAttention(_) => index >= 1,
+            Kernel::CachedAttention(_) => index == 1,
             Kernel::JointAttentionGrad(_) => index == 4,
             _ => false,
         }

@@ -12,6 +12,7 @@ pub use update::{Adam, Descend, Sgd, UpdateRange};
 pub(crate) use update::{NORMALISE_EPS, average_decay};
 
 use crate::{
+    draw::Draw,
     op::{Attention, LossShape, Mask, Op},
     quantise::{Quantise, Source},
     tensor::{DType, Shape, TensorType},
@@ -35,6 +36,8 @@ pub enum Kernel {
     /// `(moves u32[N,3]) → cache state [R,S,C]`: for each move (from, to, length) the first positions of one row of the cache
     /// become those of another. No row that a move writes is named by another one; a row outside of the cache moves nothing.
     CacheCopy,
+    /// Draws tokens and moves rows on. See [`Draw`].
+    Draw(Draw),
     /// Fused: an op all of whose outputs are written into state, without an intermediate value.
     OpInto {
         /// The op.
@@ -81,6 +84,9 @@ pub enum Kernel {
     JointAttention(Attention),
     /// `(d_out, qkv, out, log-sum-exp, borders if any) → d_qkv`.
     JointAttentionGrad(Attention),
+    /// Attention over a cache that first takes in the keys and values beside the queries:
+    /// `(qkv [B,T,(H + 2·Hkv)·D], places u32[B,2]) → [B,T,H·D], log-sum-exp [B,H,T], key cache state [R,S,Hkv·D], value cache`.
+    CachedAttention(Attention),
     /// Fused head: product, loss and their gradients over a few rows at a time, so that logits never exist whole.
     /// See [`HeadLoss`].
     HeadLoss(HeadLoss),
@@ -194,6 +200,7 @@ impl Kernel {
             Kernel::StateWrite { .. } => "state_write",
             Kernel::CacheAppend => "cache_append",
             Kernel::CacheCopy => "cache_copy",
+            Kernel::Draw(_) => "draw",
             Kernel::AddLayerNorm { .. } => "add_layer_norm",
             Kernel::AddRmsNorm { .. } => "add_rms_norm",
             Kernel::LayerNormGradAdd => "layer_norm_grad_add",
@@ -206,6 +213,7 @@ impl Kernel {
             Kernel::LinearGradGelu { .. } => "linear_grad_gelu",
             Kernel::JointAttention(_) => "joint_attention",
             Kernel::JointAttentionGrad(_) => "joint_attention_grad",
+            Kernel::CachedAttention(_) => "cached_attention",
             Kernel::HeadLoss(_) => "head_loss",
             Kernel::Quantise(of) => of.name(),
             Kernel::ScaledProduct { .. } => "scaled_product",
@@ -257,6 +265,7 @@ impl Kernel {
             }
             Kernel::ScaledProduct { .. } => product(inputs[0].shape.rows(), inputs[2]),
             Kernel::JointAttention(of) => seen(of, outputs[0], inputs[0].shape.dims()[1]),
+            Kernel::CachedAttention(of) => seen(of, outputs[0], outputs[2].shape.dims()[1]),
             Kernel::JointAttentionGrad(of) => 2.5 * seen(of, inputs[0], inputs[1].shape.dims()[1]),
             Kernel::HeadLoss(_) => self.matrix_products() as f64 * product(inputs[0].shape.rows(), inputs[1]),
             _ => 0.0,
@@ -362,6 +371,14 @@ impl Kernel {
                 expansion.step(Kernel::Op(Op::AttentionGrad(*attention)), operands, gradients.clone());
                 expansion.step(Kernel::Op(Op::Concat), gradients, vec![Output(0)]);
             }
+            Kernel::CachedAttention(attention) => {
+                let parts = expand_split(&mut expansion, attention, 0, inputs[0]);
+                for (part, cache) in [(1, 2), (2, 3)] {
+                    expansion.step(Kernel::CacheAppend, vec![parts[part], Input(1)], vec![Output(cache)]);
+                }
+                let operands = vec![parts[0], Output(2), Output(3), Input(1)];
+                expansion.step(Kernel::Op(Op::Attention(*attention)), operands, vec![Output(0), Output(1)]);
+            }
             Kernel::HeadLoss(head) if head.products.is_eight_bits() => {
                 expand_eight_bit_head(&mut expansion, head, inputs);
             }
@@ -374,6 +391,7 @@ impl Kernel {
             | Kernel::StateWrite { .. }
             | Kernel::CacheAppend
             | Kernel::CacheCopy
+            | Kernel::Draw(_)
             | Kernel::GlobalNorm
             | Kernel::Guard(_)
             | Kernel::Adam(_)

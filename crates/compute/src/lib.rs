@@ -33,6 +33,7 @@ mod check;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
+mod draw;
 mod error;
 pub mod kernel;
 pub mod op;
@@ -44,6 +45,7 @@ mod tensor;
 pub use cpu::Cpu;
 pub use cuda::{AttentionBy, Cuda, CudaOptions};
 pub use device::{BufferId, Device, HostData, Launch, ReadId, SequenceId, View};
+pub use draw::Draw;
 pub use error::{Error, Result};
 pub use kernel::{
     Adam, Descend, Expansion, GUARD_REPORT, GUARD_STATISTICS, Guard, HeadLoss, Kernel, NormGrads, Operand,

@@ -1,6 +1,6 @@
 //! The vocabulary a model is written in: one method an op, forward only.
 
-use ironmill_compute::{Attention, DType, Kernel, LossShape, Mask, Op, TensorType};
+use ironmill_compute::{Attention, DType, Draw, Kernel, LossShape, Mask, Op, TensorType};
 
 use crate::{
     error::Result,
@@ -116,6 +116,11 @@ impl Graph {
     /// Copies the first positions of rows of a cache to others; moves are `u32[N,3]`: from, to and how many positions.
     pub fn cache_copy(&mut self, cache: Tensor, moves: Tensor) {
         self.push(Kernel::CacheCopy, vec![moves], vec![cache]);
+    }
+
+    /// Draws a token from the logits of every row and moves the rows on: see [`Draw`] for the five states.
+    pub fn draw(&mut self, [logits, limits, keys]: [Tensor; 3], states: [Tensor; 5], context: usize) {
+        self.push(Kernel::Draw(Draw { context }), vec![logits, limits, keys], states.to_vec());
     }
 
     /// GPT-2's smooth step.

@@ -43,7 +43,7 @@ impl Sampling {
     };
 
     /// Whether logits are changed before they are compared.
-    fn adjusts(&self) -> bool {
+    pub(crate) fn adjusts(&self) -> bool {
         self.repeats_less()
             || self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0

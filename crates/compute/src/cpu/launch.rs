@@ -49,6 +49,9 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         Kernel::NormGrads(of) => rows::norm::grads_needs(*of, input(0), input(2).elements()),
         Kernel::JointAttention(of) => attention::needs(simd, Sizes::joint(of, input(0))),
         Kernel::JointAttentionGrad(of) => attention::grad_needs(simd, Sizes::joint(of, input(1))),
+        Kernel::CachedAttention(of) => {
+            attention::needs(simd, Sizes::beside_cache(of, input(0), launch.outputs[2].of.shape))
+        }
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
         Kernel::GlobalNorm => {
             Needs { partials: rows::update::partial_count(input(0).elements()), ..Needs::default() }
@@ -57,6 +60,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::CacheCopy
+        | Kernel::Draw(_)
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
@@ -88,6 +92,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::StateWrite { add } => rows::pointwise::write(context, operands, *add),
         Kernel::CacheAppend => rows::copy::cache_append(operands),
         Kernel::CacheCopy => rows::copy::cache_copy(operands),
+        Kernel::Draw(of) => rows::draw::draw(context, operands, *of),
         Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
         Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),
         Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),
@@ -118,6 +123,10 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::JointAttention(of) => {
             let sizes = Sizes::joint(of, operands.input_type(0).shape);
             attention::attention(context, operands, sizes);
+        }
+        Kernel::CachedAttention(of) => {
+            let (qkv, cache) = (operands.input_type(0).shape, operands.output_type(2).shape);
+            attention::cached_attention(context, operands, Sizes::beside_cache(of, qkv, cache));
         }
         Kernel::JointAttentionGrad(of) => {
             let sizes = Sizes::joint(of, operands.input_type(1).shape);

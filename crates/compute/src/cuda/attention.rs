@@ -9,6 +9,7 @@ use super::{
     call::{Arg, Builder, Grid},
     driver::HeadRows,
     modules::Source,
+    rows,
 };
 use crate::{
     device::View,
@@ -47,6 +48,24 @@ pub(super) fn add(
             let heads = Heads::joint(attention, &inputs[0], kernel.name())?;
             let parts = heads.parts(builder.pointer(&inputs[0]));
             forward(builder, &heads, parts, [inputs, outputs], &inputs[1..])?;
+        }
+        Kernel::CachedAttention(attention) => {
+            let [qkv, caches] = [&inputs[0], &outputs[2]];
+            let heads = Heads::beside_cache(attention, qkv, caches, kernel.name())?;
+            let [q, new_k, new_v] = heads.parts(builder.pointer(qkv));
+            let [k, v] = [&outputs[2], &outputs[3]].map(|view| builder.pointer(view));
+            let operands = [inputs, outputs];
+            if heads.queries == 1 && !heads.is_empty() {
+                let defines = heads.defines(inputs.iter().chain(outputs));
+                let [out, log_sum_exp] = [&outputs[0], &outputs[1]].map(|view| builder.pointer(view));
+                let places = builder.pointer(&inputs[1]);
+                decode(builder, &heads, &defines, [q, k, v, new_k, new_v, out, log_sum_exp, places])?;
+            } else {
+                for (from, to) in [(new_k, &outputs[2]), (new_v, &outputs[3])] {
+                    rows::copy::append_columns(builder, (qkv, from), &inputs[1], to)?;
+                }
+                forward(builder, &heads, [q, k, v], operands, &inputs[1..])?;
+            }
         }
         Kernel::Op(Op::AttentionGrad(attention)) => {
             let heads = Heads::apart(attention, &inputs[1], &inputs[2], kernel.name())?;
@@ -110,6 +129,12 @@ impl Heads {
             kv_stride: columns,
         };
         heads.checked(name)
+    }
+
+    /// Of queries in front of new keys and values, [B,T,(H + 2·Hkv)·D], and a cache [R,S,Hkv·D].
+    fn beside_cache(attention: &Attention, qkv: &View, cache: &View, name: &'static str) -> Result<Self> {
+        let &[key_rows, keys, kv_stride] = cache.of.shape.dims() else { unreachable!("checked at bind") };
+        Ok(Heads { keys, key_rows, kv_stride, ..Heads::joint(attention, qkv, name)? })
     }
 
     fn checked(self, name: &'static str) -> Result<Self> {
@@ -289,7 +314,8 @@ fn forward(
         return warpgroups_forward(builder, heads, [q, k, v], [out, log_sum_exp]);
     }
     if attention.cached && heads.queries == 1 {
-        return decode(builder, heads, &defines, [q, k, v, out, log_sum_exp, places]);
+        let nothing = Arg::Pointer(0);
+        return decode(builder, heads, &defines, [q, k, v, nothing, nothing, out, log_sum_exp, places]);
     }
     let [ranges, spreads] = ranges(builder, heads, &defines, extras.last())?;
     let tiles = Tiles::forward(heads);
@@ -300,12 +326,12 @@ fn forward(
     builder.kernel(heads.source(), "attention_forward", heads.real, &defines, grid, &arguments)
 }
 
-/// One query per sample.
+/// One query per sample: queries, caches, the new rows that go into them first (or 0), results, places.
 fn decode(
     builder: &mut Builder<'_>,
     heads: &Heads,
     defines: &[(&'static str, usize)],
-    operands: [Arg; 6],
+    operands: [Arg; 8],
 ) -> Result<()> {
     const DECODE_THREADS: u32 = 256;
     let most = MOST_DECODE_GROUP.min(MOST_DECODE_ELEMENTS / heads.padded());

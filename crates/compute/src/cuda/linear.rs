@@ -78,6 +78,9 @@ pub(super) fn add(
             let adds = matches!(kernel, Kernel::OpInto { add: true, .. });
             match *op {
                 Op::Linear { bias, products } => {
+                    if !adds && few_rows(builder, [inputs, &outputs[..1]], bias, products)? {
+                        return Ok(true);
+                    }
                     let epilogue =
                         if bias { Epilogue::Bias(builder.pointer(&inputs[2])) } else { Epilogue::Nothing };
                     forward(builder, inputs, matrix(builder, &outputs[0]), products, adds, epilogue)?;
@@ -94,7 +97,11 @@ pub(super) fn add(
                 _ => return Ok(false),
             }
         }
-        &Kernel::LinearGelu { bias, products } => gelu(builder, [inputs, outputs], bias, products)?,
+        &Kernel::LinearGelu { bias, products } => {
+            if !few_rows(builder, [inputs, outputs], bias, products)? {
+                gelu(builder, [inputs, outputs], bias, products)?;
+            }
+        }
         &Kernel::LinearGradGelu { products } => gelu_gradient(builder, [inputs, outputs], products)?,
         Kernel::HeadLoss(head) if head.products.is_eight_bits() => return Ok(false),
         Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
@@ -102,6 +109,7 @@ pub(super) fn add(
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::CacheCopy
+        | Kernel::Draw(_)
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
@@ -111,6 +119,7 @@ pub(super) fn add(
         | Kernel::JointSiluGateGrad
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GlobalNorm
@@ -123,6 +132,50 @@ pub(super) fn add(
         | Kernel::Descend(_)
         | Kernel::Average { .. } => return Ok(false),
     }
+    Ok(true)
+}
+
+/// The most rows that `few_rows.cu` multiplies: with more, the library's matrix units are faster.
+const MOST_FEW_ROWS: usize = 4;
+
+/// A product of few rows, and the GELU of it where there is a second output; false where there is no kernel for it.
+fn few_rows(
+    builder: &mut Builder<'_>,
+    [inputs, outputs]: [&[View]; 2],
+    bias: bool,
+    products: DType,
+) -> Result<bool> {
+    const WARPS: usize = 8;
+    let (x, w) = (&inputs[0], &inputs[1]);
+    let (rows, outputs_of, depth) = (x.of.shape.rows(), w.of.shape.rows(), w.of.shape.columns());
+    let real = x.of.dtype;
+    let is_one_type = inputs.iter().chain(outputs).all(|view| view.of.dtype == real)
+        && (real != DType::F32 || products == DType::F32);
+    let is_aligned = (depth * real.bytes()).is_multiple_of(16)
+        && [x, w].iter().all(|view| view.offset_bytes.is_multiple_of(16));
+    if rows == 0 || rows > MOST_FEW_ROWS || outputs_of == 0 || depth == 0 || !is_one_type || !is_aligned {
+        return Ok(false);
+    }
+    // As many warps as the card has room for, each with at least one pack for every lane.
+    let wanted = 16 * builder.multiprocessors();
+    let packs = depth * real.bytes() / 16;
+    let fits = |split: usize| outputs_of * split <= wanted && 32 * split <= packs;
+    let split = [8, 4, 2].into_iter().find(|&split| fits(split)).unwrap_or(1);
+    let grid = Grid::new(outputs_of.div_ceil(WARPS / split), 32 * WARPS as u32);
+    let pointer = |builder: &Builder<'_>, view: Option<&View>| {
+        view.map_or(Arg::Pointer(0), |view| builder.pointer(view))
+    };
+    let arguments = [
+        builder.pointer(x),
+        builder.pointer(w),
+        pointer(builder, inputs.get(2).filter(|_| bias)),
+        builder.pointer(&outputs[0]),
+        pointer(builder, outputs.get(1)),
+        outputs_of.into(),
+        depth.into(),
+    ];
+    let settings = [("ROWS", rows), ("SPLIT", split)];
+    builder.kernel(Source::FewRows, "few_rows", real, &settings, grid, &arguments)?;
     Ok(true)
 }
 

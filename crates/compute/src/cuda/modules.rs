@@ -18,6 +18,7 @@ use crate::{error::Result, tensor::DType};
 pub(super) enum Source {
     Pointwise,
     Copy,
+    Draw,
     Norm,
     Embed,
     Loss,
@@ -25,6 +26,7 @@ pub(super) enum Source {
     Update,
     Muon,
     Gemm,
+    FewRows,
     Quantise,
     Attention,
     AttentionDecode,
@@ -42,9 +44,10 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 impl Source {
-    const ALL: [Source; 15] = [
+    const ALL: [Source; 17] = [
         Source::Pointwise,
         Source::Copy,
+        Source::Draw,
         Source::Norm,
         Source::Embed,
         Source::Loss,
@@ -52,6 +55,7 @@ impl Source {
         Source::Update,
         Source::Muon,
         Source::Gemm,
+        Source::FewRows,
         Source::Quantise,
         Source::Attention,
         Source::AttentionDecode,
@@ -90,6 +94,7 @@ impl Source {
         match self {
             Source::Pointwise => "pointwise.cu",
             Source::Copy => "copy.cu",
+            Source::Draw => "draw.cu",
             Source::Norm => "norm.cu",
             Source::Embed => "embed.cu",
             Source::Loss => "loss.cu",
@@ -98,6 +103,7 @@ impl Source {
             Source::Quantise => "quantise.cu",
             Source::Muon => "muon.cu",
             Source::Gemm => "gemm.cu",
+            Source::FewRows => "few_rows.cu",
             Source::Attention => "attention.cu",
             Source::AttentionDecode => "attention_decode.cu",
             Source::AttentionF32 => "attention_f32.cu",
@@ -110,6 +116,7 @@ impl Source {
         match self {
             Source::Pointwise => include_str!("kernels/pointwise.cu"),
             Source::Copy => include_str!("kernels/copy.cu"),
+            Source::Draw => include_str!("kernels/draw.cu"),
             Source::Norm => include_str!("kernels/norm.cu"),
             Source::Embed => include_str!("kernels/embed.cu"),
             Source::Loss => include_str!("kernels/loss.cu"),
@@ -117,6 +124,7 @@ impl Source {
             Source::Update => include_str!("kernels/update.cu"),
             Source::Muon => include_str!("kernels/muon.cu"),
             Source::Gemm => include_str!("kernels/gemm.cu"),
+            Source::FewRows => include_str!("kernels/few_rows.cu"),
             Source::Quantise => include_str!("kernels/quantise.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),

@@ -4,7 +4,8 @@
 //! accesses by length and alignment, and sizes the grid. Loops over the work are sized by the card; sums are not, so that
 //! their order depends on shapes alone.
 
-mod copy;
+pub(super) mod copy;
+mod draw;
 mod embed;
 mod loss;
 mod muon;
@@ -53,6 +54,7 @@ pub(super) fn add(
         Kernel::StateWrite { add } => copy::convert(builder, launch, *add)?,
         Kernel::CacheAppend => copy::cache_append(builder, launch)?,
         Kernel::CacheCopy => copy::cache_copy(builder, launch)?,
+        Kernel::Draw(of) => draw::draw(builder, launch, *of)?,
         Kernel::AddLayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, true)?,
         Kernel::AddRmsNorm { eps } => norm::rms_norm(builder, launch, *eps, true)?,
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,
@@ -75,6 +77,7 @@ pub(super) fn add(
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::HeadLoss(_) => return Ok(false),

@@ -109,7 +109,12 @@ impl Reference {
         // Ops check their operands when they run.
         if matches!(
             launch.kernel,
-            Kernel::Adam(_) | Kernel::Sgd(_) | Kernel::Guard(_) | Kernel::CacheAppend | Kernel::CacheCopy
+            Kernel::Adam(_)
+                | Kernel::Sgd(_)
+                | Kernel::Guard(_)
+                | Kernel::CacheAppend
+                | Kernel::CacheCopy
+                | Kernel::Draw(_)
         ) {
             check::shapes(launch)?;
         }
@@ -140,6 +145,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         }
         Kernel::CacheAppend => update::cache_append(inputs, outputs),
         Kernel::CacheCopy => update::cache_copy(inputs, outputs),
+        Kernel::Draw(draw) => update::draw(*draw, inputs, outputs),
         Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
@@ -163,6 +169,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
         | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {

@@ -1,6 +1,7 @@
 //! State writes and the optimiser.
 
 use super::Tensor;
+use crate::draw::{self, Draw, Limits};
 use crate::kernel::{
     Adam, Descend, GUARD_STATISTICS, Guard, Judgement, NORMALISE_EPS, Observation, Sgd, average_decay,
 };
@@ -29,6 +30,27 @@ pub(super) fn cache_copy(inputs: &[&Tensor], outputs: &mut [Tensor]) {
             let source = first..first + length.min(capacity) * columns;
             outputs[0].data.copy_within(source, to * capacity * columns);
         }
+    }
+}
+
+pub(super) fn draw(constants: Draw, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let [logits, limits, keys] = [inputs[0], inputs[1], inputs[2]];
+    let vocabulary = logits.columns();
+    let [ids, positions, places, lengths, drawn] = outputs else { unreachable!("checked at bind") };
+    let room = drawn.shape.columns();
+    for (row, logits) in logits.data.chunks_exact(vocabulary).enumerate() {
+        let [temperature, top_p, min_p] = [0, 1, 2].map(|index| limits.data[3 * row + index]);
+        let [key0, key1, sample, top_k] = [0, 1, 2, 3].map(|index| keys.index(4 * row + index) as u32);
+        let limits = Limits { temperature, top_p, min_p, top_k: top_k as usize };
+        let counts = [0, 1].map(|index| lengths.index(2 * row + index) as u32);
+        let id = draw::draw(logits, limits, [key0, key1], sample, counts[0]);
+        drawn.data[row * room + counts[1] as usize % room] = id.into();
+        ids.data[row] = id.into();
+        let [position, start] = [positions.index(row), places.index(2 * row + 1)].map(|x| x as u32);
+        let next = constants.advance(position, start, counts).map(f64::from);
+        positions.data[row] = next[0];
+        places.data[2 * row + 1] = next[1];
+        lengths.data[2 * row..2 * row + 2].copy_from_slice(&next[2..]);
     }
 }
 

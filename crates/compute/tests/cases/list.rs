@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ironmill_compute::{
-    Adam, Attention, DType, Descend, Guard, HeadLoss, Kernel, LossShape, Mask, NormGrads, Op, Quantise, Sgd,
-    Shape, UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
+    Adam, Attention, DType, Descend, Draw, Guard, HeadLoss, Kernel, LossShape, Mask, NormGrads, Op, Quantise,
+    Sgd, Shape, UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -301,6 +301,33 @@ pub fn gelus_worth_timing() -> Vec<Case> {
     vec![forward, Case { kernel, inputs, outputs: vec![random(&[m, n], 8)], terms: k }]
 }
 
+/// Rows that take the likeliest token, draw from all, and draw under each limit and all of them.
+fn draws(cases: &mut Vec<Case>) {
+    let limits = [
+        [0.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0],
+        [0.7, 0.0, 0.0],
+        [1.5, 0.8, 0.0],
+        [1.0, 0.0, 0.2],
+        [0.9, 0.6, 0.01],
+    ];
+    let top_k = [0, 0, 5, 0, 0, 40];
+    let rows = limits.len();
+    for (vocabulary, seed) in [(1, 1), (37, 2), (1000, 3), (5003, 4)] {
+        let keys = (0..rows).flat_map(|row| [11, seed, row as u32, top_k[row]]).collect();
+        let inputs = vec![
+            random(&[rows, vocabulary], seed),
+            reals(&[rows, 3], limits.concat()),
+            indices(&[rows, 4], keys),
+        ];
+        let counting = |columns: usize| {
+            indices(&[rows, columns], (0..(rows * columns) as u32).map(|i| 5 * i % 11).collect())
+        };
+        let outputs = [1, 1, 2, 2, 3].map(counting).into();
+        cases.push(Case { kernel: Kernel::Draw(Draw { context: 9 }), inputs, outputs, terms: 1 });
+    }
+}
+
 fn attentions(cases: &mut Vec<Case>) {
     let shapes = [
         (1, 1, 1, 1, 1),
@@ -335,7 +362,21 @@ fn attentions(cases: &mut Vec<Case>) {
                 let place = |sample: usize| [(b - sample) as u32, ((s - new) / (sample + 1)) as u32];
                 let places = indices(&[b, 2], (0..b).flat_map(place).collect());
                 let inputs = vec![q, random(&kv, 8), random(&kv, 9), places];
-                cases.push(op(Op::Attention(attention), inputs, s));
+                cases.push(op(Op::Attention(attention), inputs.clone(), s));
+                // The same with new keys and values beside the queries, the last sample's behind the end of the cache.
+                let places = (0..b)
+                    .flat_map(|sample| [(b - sample) as u32, ((s - new) / (sample + 1) + sample) as u32]);
+                let inputs = vec![
+                    random(&[b, new, (heads + 2 * kv_heads) * d], 5),
+                    indices(&[b, 2], places.collect()),
+                ];
+                let outputs = vec![
+                    random(&[b, new, heads * d], 1),
+                    random(&[b, heads, new], 2),
+                    random(&kv, 8),
+                    random(&kv, 9),
+                ];
+                cases.push(Case { kernel: Kernel::CachedAttention(attention), inputs, outputs, terms: s });
             }
         }
     }
@@ -481,6 +522,7 @@ fn states(cases: &mut Vec<Case>) {
     cases.push(Case { kernel: Kernel::CacheAppend, inputs, outputs: vec![random(&[4, 9, 5], 2)], terms: 1 });
     let inputs = vec![indices(&[4, 3], vec![0, 2, 4, 0, 1, 99, 5, 3, 1, 4, 3, 0])];
     cases.push(Case { kernel: Kernel::CacheCopy, inputs, outputs: vec![random(&[5, 9, 6], 2)], terms: 1 });
+    draws(cases);
 
     let range = |start, len, weight_decay, rate| UpdateRange { start, len, weight_decay, rate };
     for (n, ranges) in [

@@ -92,6 +92,9 @@ impl Case {
         let scale = match &self.kernel {
             Kernel::Op(Op::Attention(_)) if output == 0 => scale.max(largest(&self.inputs[2].reals())),
             Kernel::JointAttention(_) if output == 0 => scale.max(largest(&self.inputs[0].reals())),
+            Kernel::CachedAttention(_) if output == 0 => {
+                scale.max(largest(&self.inputs[0].reals())).max(largest(&self.outputs[3].reals()))
+            }
             _ => scale,
         };
         let products = self.products().epsilon();
@@ -142,7 +145,9 @@ impl Case {
             }
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
-            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) => of.products = dtype,
+            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) | Kernel::CachedAttention(of) => {
+                of.products = dtype;
+            }
             _ => (),
         }
         Some(case)
@@ -155,7 +160,9 @@ impl Case {
             Kernel::Op(op) | Kernel::OpInto { op, .. } => *op.products_mut()? = dtype,
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
-            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) => of.products = dtype,
+            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) | Kernel::CachedAttention(of) => {
+                of.products = dtype;
+            }
             _ => return None,
         }
         Some(case)
@@ -169,7 +176,9 @@ impl Case {
             }
             Kernel::HeadLoss(head) => head.products,
             Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products,
-            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) => of.products,
+            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) | Kernel::CachedAttention(of) => {
+                of.products
+            }
             _ => DType::F32,
         }
     }
@@ -180,7 +189,10 @@ impl Case {
             Kernel::Op(op) => matches!(op, Op::Attention(_) | Op::AttentionGrad(_)),
             kernel => matches!(
                 kernel,
-                Kernel::HeadLoss(_) | Kernel::JointAttention(_) | Kernel::JointAttentionGrad(_)
+                Kernel::HeadLoss(_)
+                    | Kernel::JointAttention(_)
+                    | Kernel::JointAttentionGrad(_)
+                    | Kernel::CachedAttention(_)
             ),
         };
         self.products() != DType::F32 && is_computed
@@ -246,9 +258,10 @@ fn roundings(kernel: &Kernel) -> f64 {
             Op::Gelu | Op::GeluGrad | Op::GeluErf | Op::GeluErfGrad => 4.0,
             Op::SiluGate | Op::SiluGateGrad | Op::CrossEntropyGrad(_) => 4.0,
         },
-        Kernel::Cast | Kernel::CacheAppend | Kernel::CacheCopy => 0.0,
+        Kernel::Cast | Kernel::CacheAppend | Kernel::CacheCopy | Kernel::Draw(_) => 0.0,
         Kernel::StateWrite { .. } | Kernel::GlobalNorm => 1.0,
-        Kernel::AddLayerNorm { .. } | Kernel::AddRmsNorm { .. } | Kernel::JointAttention(_) => 1.0,
+        Kernel::AddLayerNorm { .. } | Kernel::AddRmsNorm { .. } => 1.0,
+        Kernel::JointAttention(_) | Kernel::CachedAttention(_) => 1.0,
         Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd | Kernel::JointAttentionGrad(_) => 4.0,
         Kernel::NormGrads(_) | Kernel::JointSiluGate | Kernel::JointSiluGateGrad => 4.0,
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 4.0,
@@ -279,6 +292,7 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
             _ => (&[], &[]),
         },
         Kernel::Cast => (&[0], &[]),
+        Kernel::Draw(_) => (&[1], &[]),
         Kernel::StateWrite { .. } => (&[], &[0]),
         Kernel::AddLayerNorm { .. } => (&[], &[2, 3]),
         Kernel::AddRmsNorm { .. } => (&[], &[2]),
@@ -287,7 +301,7 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::NormGrads(of) if of.centred => (&[3, 4], &[1, 2, 3]),
         Kernel::NormGrads(_) => (&[3], &[1, 2]),
         Kernel::JointSiluGate | Kernel::JointSiluGateGrad => (&[], &[]),
-        Kernel::JointAttention(_) => (&[], &[1]),
+        Kernel::JointAttention(_) | Kernel::CachedAttention(_) => (&[], &[1]),
         Kernel::JointAttentionGrad(_) => (&[3], &[]),
         Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),
         Kernel::ScaledProduct { add: true, .. } => (&[0, 1, 2, 3], &[0]),

@@ -80,3 +80,45 @@ fn concat_of(
         && node.outputs.iter().all(|d| readers[d.0] == [concat] && !graph.kept.contains(d));
     is_whole.then_some(concat)
 }
+
+/// A split whose queries an attention reads over the caches that its keys and values go into, all in a row.
+pub(super) fn fuse_one_cached(graph: &mut Graph) -> bool {
+    let readers = graph.readers();
+    let Some(split) = (0..graph.nodes.len()).find(|&split| is_cached(graph, &readers, split)) else {
+        return false;
+    };
+    let [qkv, places] = [graph.nodes[split].inputs[0], graph.nodes[split + 1].inputs[1]];
+    let [k_cache, v_cache] = [1, 2].map(|behind| graph.nodes[split + behind].outputs[0]);
+    let attention = &mut graph.nodes[split + 3];
+    let Kernel::Op(Op::Attention(of)) = attention.kernel else { unreachable!("it was just matched") };
+    attention.kernel = Kernel::CachedAttention(of);
+    attention.inputs = vec![qkv, places];
+    attention.outputs.extend([k_cache, v_cache]);
+    let removed: Vec<bool> =
+        (0..graph.nodes.len()).map(|index| (split..split + 3).contains(&index)).collect();
+    super::remove(graph, &removed);
+    true
+}
+
+fn is_cached(graph: &Graph, readers: &[Vec<usize>], split: usize) -> bool {
+    let Some([first, keys, values, attention]) = graph.nodes.get(split..split + 4) else { return false };
+    let (Kernel::Op(Op::Split { sizes }), &[q, k, v]) = (&first.kernel, &first.outputs[..]) else {
+        return false;
+    };
+    let Kernel::Op(Op::Attention(of)) = attention.kernel else { return false };
+    let places = keys.inputs.get(1).copied();
+    let appends = |node: &Node, part: Tensor| {
+        node.kernel == Kernel::CacheAppend && node.inputs[0] == part && node.inputs.get(1).copied() == places
+    };
+    let is_read_once = [(q, split + 3), (k, split + 1), (v, split + 2)]
+        .iter()
+        .all(|(part, reader)| readers[part.0] == [*reader] && !graph.kept.contains(part));
+    of.cached
+        && sizes[..] == joint_parts(&of, graph.shape(first.inputs[0]))
+        && appends(keys, k)
+        && appends(values, v)
+        && places
+            .is_some_and(|places| attention.inputs[..] == [q, keys.outputs[0], values.outputs[0], places])
+        && keys.outputs[0] != values.outputs[0]
+        && is_read_once
+}

@@ -16,6 +16,7 @@ pub(crate) struct Caches {
     states: Vec<[StateId; 2]>,
     steps: Vec<Step>,
     copies: Vec<Copy>,
+    flights: Vec<Flight>,
 }
 
 /// The program that reads some positions of some samples and gives the logits behind each sample's last one.
@@ -30,6 +31,40 @@ struct Step {
     last: Tensor,
     logits: Tensor,
 }
+
+/// The program of one step that draws on the device and finds its input where the step before left it.
+struct Flight {
+    rows: usize,
+    program: ProgramId,
+    limits: Tensor,
+    keys: Tensor,
+    /// Ids, positions, places, lengths and what was drawn.
+    states: [StateId; 5],
+    /// What the states hold, if they were not written since.
+    at: Vec<Pilot>,
+    /// Steps since the lengths were written.
+    flown: usize,
+}
+
+/// Where a row is when the device begins to draw on its own, and how it draws.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pilot {
+    /// The row of the caches.
+    pub row: usize,
+    /// Positions of the row that are filled.
+    pub cached: usize,
+    /// The token that is read next.
+    pub id: u32,
+    /// The length of the text so far.
+    pub length: usize,
+    /// Temperature, top-p and min-p.
+    pub limits: [f32; 3],
+    /// The random key, the sample's number and top-k.
+    pub keys: [u32; 4],
+}
+
+/// The most steps of a flight.
+pub(super) const MOST_AHEAD: usize = 32;
 
 /// The program that makes so many copies of rows.
 #[derive(Clone, Copy)]
@@ -69,8 +104,15 @@ impl Caches {
         let config = model.config();
         let dtype = buffers.activations();
         let elements = rows * context * config.kv_heads * config.head_dim;
-        let mut caches =
-            Caches { rows, context, dtype, states: Vec::new(), steps: Vec::new(), copies: Vec::new() };
+        let mut caches = Caches {
+            rows,
+            context,
+            dtype,
+            states: Vec::new(),
+            steps: Vec::new(),
+            copies: Vec::new(),
+            flights: Vec::new(),
+        };
         for _ in 0..config.layers {
             for _ in 0..2 {
                 match runtime.add_state(dtype, elements) {
@@ -93,12 +135,14 @@ impl Caches {
     /// Gives the memory and the programs back.
     pub fn free(self, runtime: &mut Runtime) {
         let programs = self.steps.iter().map(|step| step.program);
+        let programs = programs.chain(self.flights.iter().map(|flight| flight.program));
         programs
             .chain(self.copies.iter().map(|copy| copy.program))
             .for_each(|program| runtime.forget(program));
         let mut freed: Vec<StateId> = self.states.into_iter().flatten().collect();
         // A lone key cache stands for its pair.
         freed.dedup();
+        freed.extend(self.flights.iter().flat_map(|flight| flight.states));
         freed.into_iter().for_each(|state| runtime.free_state(state));
     }
 
@@ -115,7 +159,7 @@ impl Caches {
         self.states.iter().map(|pair| pair.map(|cache| g.state(cache, 0, of))).collect()
     }
 
-    /// Reads the tokens of some samples into the caches. `logits` gets those behind each sample's last token. The program has
+    /// Reads the tokens of some samples into the caches. `logits` gets those behind each sample's last token, if they are wanted. The program has
     /// `rows` rows of `positions`; rows that no sample needs read `idle` ones, whose caches stay as they are up to their
     /// length.
     pub fn step(
@@ -124,7 +168,7 @@ impl Caches {
         [rows, positions]: [usize; 2],
         feeds: &[Feed<'_>],
         idle: &[(usize, usize)],
-        logits: &mut Vec<f32>,
+        logits: Option<&mut Vec<f32>>,
     ) -> Result<()> {
         let step = self.step_program(runtime, model, buffers, [rows, positions])?;
         let mut ids = vec![0; rows * positions];
@@ -147,8 +191,100 @@ impl Caches {
         runtime.write(step.program, step.places, HostData::U32(&places))?;
         runtime.write(step.program, step.last, HostData::U32(&last))?;
         runtime.run(step.program)?;
+        let Some(logits) = logits else { return Ok(()) };
         logits.resize(rows * model.config().vocab_size, 0.0);
         Ok(runtime.read(step.program, step.logits, logits)?)
+    }
+
+    /// Lets the device draw `steps` tokens for each of some rows without waiting for any of them, then gives them: those of one row
+    /// behind each other. `idle` rows fill up the program as in [`Caches::step`].
+    pub fn fly(
+        &mut self,
+        (runtime, model, buffers): (&mut Runtime, &Model, Buffers),
+        rows: usize,
+        pilots: &[Pilot],
+        idle: &[(usize, usize)],
+        steps: usize,
+    ) -> Result<Vec<u32>> {
+        let padding = idle.iter().map(|&(row, cached)| Pilot {
+            row,
+            cached,
+            id: 0,
+            length: 0,
+            limits: [0.0; 3],
+            keys: [0; 4],
+        });
+        let mut pilots: Vec<Pilot> = pilots.iter().cloned().chain(padding).take(rows).collect();
+        let context = self.context;
+        let flight = self.flight_program(runtime, model, buffers, rows)?;
+        if flight.at != pilots {
+            let flat = |of: &dyn Fn(&Pilot) -> Vec<u32>| -> Vec<u32> { pilots.iter().flat_map(of).collect() };
+            let [ids, positions, places, lengths] = [
+                flat(&|pilot| vec![pilot.id]),
+                flat(&|pilot| vec![pilot.cached.min(context - 1) as u32]),
+                flat(&|pilot| vec![pilot.row as u32, pilot.cached as u32]),
+                flat(&|pilot| vec![pilot.length as u32, 0]),
+            ];
+            for (state, words) in flight.states.into_iter().zip([ids, positions, places, lengths]) {
+                runtime.write_state(state, 0..words.len(), HostData::U32(&words))?;
+            }
+            let keys = flat(&|pilot| pilot.keys.to_vec());
+            let limits: Vec<f32> = pilots.iter().flat_map(|pilot| pilot.limits).collect();
+            runtime.write(flight.program, flight.keys, HostData::U32(&keys))?;
+            runtime.write(flight.program, flight.limits, HostData::F32(&limits))?;
+            flight.flown = 0;
+        }
+        for _ in 0..steps {
+            runtime.run(flight.program)?;
+        }
+        let mut drawn = vec![0.0; rows * MOST_AHEAD];
+        runtime.read_state(flight.states[4], 0..drawn.len(), &mut drawn)?;
+        let first = flight.flown;
+        let tokens: Vec<u32> = drawn
+            .chunks_exact(MOST_AHEAD)
+            .flat_map(|row| (first..first + steps).map(|step| row[step % MOST_AHEAD] as u32))
+            .collect();
+        flight.flown += steps;
+        for (pilot, tokens) in pilots.iter_mut().zip(tokens.chunks_exact(steps)) {
+            (pilot.id, pilot.cached, pilot.length) =
+                (tokens[steps - 1], pilot.cached + steps, pilot.length + steps);
+        }
+        flight.at = pilots;
+        Ok(tokens)
+    }
+
+    fn flight_program(
+        &mut self,
+        runtime: &mut Runtime,
+        model: &Model,
+        buffers: Buffers,
+        rows: usize,
+    ) -> Result<&mut Flight> {
+        if let Some(known) = self.flights.iter().position(|flight| flight.rows == rows) {
+            return Ok(&mut self.flights[known]);
+        }
+        let widths = [1, 1, 2, 2, MOST_AHEAD];
+        let mut states = Vec::with_capacity(widths.len());
+        for width in widths {
+            states.push(runtime.add_state(DType::U32, rows * width)?);
+        }
+        let states: [StateId; 5] = std::array::from_fn(|index| states[index]);
+        let mut g = Graph::new();
+        let limits = g.input("limits", &[rows, 3], DType::F32);
+        let keys = g.input("keys", &[rows, 4], DType::U32);
+        let words: [Tensor; 5] = std::array::from_fn(|index| {
+            g.state(states[index], 0, TensorType::new(&[rows, widths[index]], DType::U32))
+        });
+        let [ids, positions, places, ..] = words;
+        let caches = self.tensors(&mut g, model);
+        let attend = Attend::Cached { caches: &caches, places };
+        let hidden = model.hidden(&mut g, buffers, Tokens { ids, positions, attend, recompute: false })?;
+        let logits = model.logits(&mut g, buffers, hidden)?;
+        g.draw([logits, limits, keys], words, self.context);
+        let program = runtime.compile(g, &buffers.passes(&Passes::ALL))?;
+        self.flights.push(Flight { rows, program, limits, keys, states, at: Vec::new(), flown: 0 });
+        let last = self.flights.len() - 1;
+        Ok(&mut self.flights[last])
     }
 
     /// Copies the beginnings of rows. No row that a move writes is named by another one.

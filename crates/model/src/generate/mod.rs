@@ -16,7 +16,7 @@ pub use window::Window;
 
 use std::{borrow::BorrowMut, collections::VecDeque, ops::ControlFlow};
 
-use ironmill_compute::{DType, HostData};
+use ironmill_compute::{DType, HostData, philox};
 use ironmill_graph::{Graph, Passes, Runtime};
 
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     error::{Error, Result},
     sampling::{LogProbability, Place, Sampler, Sampling},
 };
-use caches::{Feed, Move};
+use caches::{Feed, MOST_AHEAD, Move, Pilot};
 
 /// Positions that a run of a prefill program takes: powers of two between these.
 const CHUNKS: [usize; 2] = [16, 1024];
@@ -39,6 +39,9 @@ pub struct GeneratorOptions {
     pub rows: usize,
     /// The most positions of a row; 0 is the model's context, and so is more than that.
     pub context: usize,
+    /// Tokens that the device draws before the host looks at them; 1 looks at every one, 0 is as suits the device. Requests that
+    /// ask for more than a device's draw can do are drawn by the host.
+    pub ahead: usize,
 }
 
 /// What to continue, and how.
@@ -158,6 +161,7 @@ pub struct Generator<E: BorrowMut<Engine>> {
     engine: E,
     rows: Vec<Row>,
     context: usize,
+    ahead: usize,
     waiting: VecDeque<Sample>,
     ready: VecDeque<Token>,
     sampler: Sampler,
@@ -192,6 +196,13 @@ struct Sample {
 impl Sample {
     fn generated(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Whether a device's draw does all that is asked for.
+    fn suits_a_device(&self) -> bool {
+        let Request { sampling, log_probabilities, min_tokens, stop, .. } = &self.request;
+        let may_end = stop.is_empty() || self.generated() >= *min_tokens;
+        !sampling.adjusts() && log_probabilities.is_none() && may_end
     }
 
     /// Lets the window follow the text; a row that holds `cached` keeps what it shares with the window.
@@ -230,12 +241,17 @@ impl<E: BorrowMut<Engine>> Generator<E> {
             0 => config.context,
             asked => asked.min(config.context),
         };
+        let ahead = match options.ahead {
+            0 if borrowed.runtime.runs_ahead() => MOST_AHEAD,
+            asked => asked.clamp(1, MOST_AHEAD),
+        };
         borrowed.show()?;
         borrowed.make_caches(rows, context)?;
         Ok(Generator {
             engine,
             rows: (0..rows).map(|_| Row::default()).collect(),
             context,
+            ahead,
             waiting: VecDeque::new(),
             ready: VecDeque::new(),
             sampler: Sampler::default(),
@@ -395,13 +411,68 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         if reading.is_empty() {
             let decoding: Vec<usize> =
                 (0..self.rows.len()).filter(|&index| self.rows[index].sample.is_some()).collect();
-            return self.run(&decoding, 1);
+            return match self.flight_steps(&decoding) {
+                steps if steps > 1 => self.fly(&decoding, steps),
+                _ => self.run(&decoding, 1),
+            };
         }
         let longest = reading.iter().map(|&index| self.pending(index)).max().unwrap_or(1);
         let [least, most] = CHUNKS;
         let positions = longest.next_power_of_two().clamp(least, most).min(self.context);
         reading.truncate((CHUNK_TOKENS / positions).max(1));
         self.run(&reading, positions)
+    }
+
+    /// How many tokens of some rows the device may draw on its own: as many as every one of them still has room for.
+    fn flight_steps(&self, rows: &[usize]) -> usize {
+        let room = |index: usize| {
+            let row = &self.rows[index];
+            row.sample.as_ref().map_or(0, |sample| {
+                let left = sample.request.max_tokens - sample.generated();
+                if sample.suits_a_device() { left.min(self.context - row.cached.len()) } else { 0 }
+            })
+        };
+        rows.iter().map(|&index| room(index)).min().unwrap_or(0).min(self.ahead)
+    }
+
+    /// Lets the device draw some tokens for every row, then takes them one after another. What a row drew behind its end is
+    /// forgotten.
+    fn fly(&mut self, chosen: &[usize], steps: usize) -> Result<()> {
+        let bucket = chosen.len().next_power_of_two().min(self.rows.len());
+        let pilots: Vec<Pilot> = chosen.iter().filter_map(|&index| self.pilot(index)).collect();
+        let idle = self.idle_rows(chosen);
+        let (runtime, model, buffers, caches) = self.engine.borrow_mut().cached();
+        let drawn = caches.fly((runtime, model, buffers), bucket, &pilots, &idle, steps)?;
+        for step in 0..steps {
+            for (at, &index) in chosen.iter().enumerate() {
+                if self.rows[index].sample.is_some() {
+                    self.take_in(index, 1);
+                    self.accept(index, drawn[at * steps + step], None);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn pilot(&self, index: usize) -> Option<Pilot> {
+        let row = &self.rows[index];
+        let sample = row.sample.as_ref()?;
+        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = sample.request.sampling;
+        let [key0, key1] = philox::key(seed, philox::Purpose::Sample);
+        Some(Pilot {
+            row: index,
+            cached: row.cached.len(),
+            id: *sample.pending.first()?,
+            length: sample.tokens.len(),
+            limits: [temperature, top_p, min_p],
+            keys: [key0, key1, sample.request.sample, u32::try_from(top_k).unwrap_or(u32::MAX)],
+        })
+    }
+
+    /// Rows that nothing is read into fill up a program; behind their end nothing is lost.
+    fn idle_rows(&self, chosen: &[usize]) -> Vec<(usize, usize)> {
+        let others = (0..self.rows.len()).filter(|index| !chosen.contains(index));
+        others.map(|index| (index, self.rows[index].cached.len())).collect()
     }
 
     /// The rows whose prompts are read next. A prompt that begins like one that is being read waits for it, and copies.
@@ -435,16 +506,19 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         for &index in chosen {
             let row = &self.rows[index];
             let pending = row.sample.as_ref().map_or(&[][..], |sample| &sample.pending);
-            let tokens = &pending[..pending.len().min(positions)];
+            let tokens = &pending[..self.fed(index, positions)];
             feeds.push(Feed { row: index, cached: row.cached.len(), tokens });
         }
-        // Rows that nothing is read into fill up the program; behind their end nothing is lost.
-        let others = (0..self.rows.len()).filter(|index| !chosen.contains(index));
-        let idle: Vec<(usize, usize)> = others.map(|index| (index, self.rows[index].cached.len())).collect();
+        let idle = self.idle_rows(chosen);
+        let ends: Vec<bool> =
+            chosen.iter().map(|&index| self.fed(index, positions) == self.pending(index)).collect();
         let (runtime, model, buffers, caches) = self.engine.borrow_mut().cached();
-        caches.step((runtime, model, buffers), [bucket, positions], &feeds, &idle, &mut self.logits)?;
+        let is_read = ends.contains(&true).then_some(&mut self.logits);
+        caches.step((runtime, model, buffers), [bucket, positions], &feeds, &idle, is_read)?;
         for (at, &index) in chosen.iter().enumerate() {
-            self.take_in(index, positions);
+            let taken = self.fed(index, positions);
+            self.take_in(index, taken);
+            self.counts.prefilled += if positions > 1 { taken as u64 } else { 0 };
             if self.pending(index) == 0 {
                 self.choose(index, at * vocabulary..(at + 1) * vocabulary);
             }
@@ -452,31 +526,43 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         Ok(())
     }
 
-    /// What was read is in the cache now.
-    fn take_in(&mut self, index: usize, positions: usize) {
-        let row = &mut self.rows[index];
-        let Some(sample) = &mut row.sample else { return };
-        let taken = sample.pending.len().min(positions);
-        if positions > 1 {
-            self.counts.prefilled += taken as u64;
-        }
-        row.cached.extend(sample.pending.drain(..taken));
+    /// Tokens that a row reads in a run of so many positions. The last token of a prompt is left to the step that draws the next
+    /// one on the device.
+    fn fed(&self, index: usize, positions: usize) -> usize {
+        let Some(sample) = &self.rows[index].sample else { return 0 };
+        let is_drawn_there = positions > 1 && self.ahead > 1 && sample.suits_a_device();
+        (sample.pending.len() - usize::from(is_drawn_there)).min(positions)
     }
 
-    /// The next token of a row whose tokens have all been read.
-    fn choose(&mut self, index: usize, logits: std::ops::Range<usize>) {
+    /// What was read is in the cache now.
+    fn take_in(&mut self, index: usize, taken: usize) {
         let row = &mut self.rows[index];
-        let Some(sample) = &mut row.sample else { return };
+        if let Some(sample) = &mut row.sample {
+            row.cached.extend(sample.pending.drain(..taken));
+        }
+    }
+
+    /// Chooses the next token of a row whose tokens have all been read.
+    fn choose(&mut self, index: usize, logits: std::ops::Range<usize>) {
+        let Some(sample) = &self.rows[index].sample else { return };
         let (request, logits) = (&sample.request, &self.logits[logits]);
         let barred = if sample.generated() < request.min_tokens { &request.stop[..] } else { &[] };
         let place =
             Place { tokens: &sample.tokens, prompt: request.prompt.len(), sample: request.sample, barred };
         let id = self.sampler.choose(&request.sampling, logits, place);
         let log_probability = request.log_probabilities.map(|count| LogProbability::of(logits, id, count));
+        self.accept(index, id, log_probability);
+    }
+
+    /// Adds a token to a row's text, and ends the text where it is due.
+    fn accept(&mut self, index: usize, id: u32, log_probability: Option<LogProbability>) {
+        let row = &mut self.rows[index];
+        let Some(sample) = &mut row.sample else { return };
         sample.tokens.push(id);
         self.counts.generated += 1;
         let refill = sample.refill.take();
         self.counts.refills += u64::from(refill.is_some());
+        let request = &sample.request;
         let finish = if request.stop.contains(&id) {
             Some(Finish::Stop)
         } else {

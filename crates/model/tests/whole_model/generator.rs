@@ -133,6 +133,36 @@ fn draws_repeat_with_the_seed_in_any_batch() {
 }
 
 #[test]
+fn tokens_that_the_device_draws_are_those_that_the_host_draws() {
+    let sampled =
+        Sampling { temperature: 0.9, top_k: 12, top_p: 0.9, min_p: 0.01, seed: 3, ..Sampling::GREEDY };
+    for config in causal_kinds() {
+        for (device, _) in backends() {
+            let mut engine = engine(&config, device, 5);
+            let mut requests = requests(2, 23);
+            for (index, request) in requests.iter_mut().enumerate() {
+                if index % 2 == 0 {
+                    request.sampling = sampled.clone();
+                }
+                // Ends somewhere inside a flight, in the middle of others' texts.
+                request.stop = vec![3, 30];
+                request.min_tokens = index % 3;
+            }
+            let with = |ahead| GeneratorOptions { rows: 4, ahead, ..GeneratorOptions::default() };
+            let mut generator = Generator::new(&mut engine, with(1)).unwrap();
+            let expected = drain(&mut generator, &requests);
+            drop(generator);
+            for ahead in [2, 5, 32] {
+                let mut generator = Generator::new(&mut engine, with(ahead)).unwrap();
+                let made = drain(&mut generator, &requests);
+                let device = generator.engine().describe_device();
+                assert_eq!(made, expected, "{ahead} tokens ahead on {device}, {config:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn weights_kept_in_bf16_give_what_their_own_oracle_gives() {
     for config in causal_kinds() {
         let model = model(config);
@@ -152,7 +182,7 @@ fn weights_kept_in_bf16_give_what_their_own_oracle_gives() {
 fn a_beginning_that_a_row_holds_is_not_read_again() {
     for (device, _) in backends() {
         let mut engine = engine(&tiny(Architecture::Llama), device, 8);
-        let options = GeneratorOptions { rows: 4, ..GeneratorOptions::default() };
+        let options = GeneratorOptions { rows: 4, ahead: 1, ..GeneratorOptions::default() };
         let mut generator = Generator::new(&mut engine, options).unwrap();
         let request = |sample| Request {
             sample,
@@ -253,7 +283,8 @@ fn a_request_that_cannot_be_served_is_an_error() {
 #[test]
 fn a_smaller_context_than_the_model_s_is_kept_to() {
     let mut engine = engine(&tiny(Architecture::Llama), backends().remove(0).0, 8);
-    let mut generator = Generator::new(&mut engine, GeneratorOptions { rows: 1, context: 6 }).unwrap();
+    let mut generator =
+        Generator::new(&mut engine, GeneratorOptions { rows: 1, context: 6, ahead: 0 }).unwrap();
     assert_eq!(generator.context(), 6);
     let tokens = drain(&mut generator, &[Request::new(vec![1, 2, 3], 6)]).remove(0);
     assert_eq!(tokens.iter().filter(|token| token.refill.is_some()).count(), 1);

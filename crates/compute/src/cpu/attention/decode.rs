@@ -6,7 +6,6 @@ use super::{
     super::{
         Context,
         gemm::FewRows,
-        memory::Operands,
         shared::{Grid, Tile, for_tiles},
         simd::Simd,
         vector,
@@ -25,15 +24,19 @@ pub(super) fn suits(simd: Simd, sizes: Sizes) -> bool {
         && of_one.is_some_and(|loops| loops.suits_columns(head_dim))
 }
 
-/// One task per sample and key head. The operands are (q, k, v, places).
-pub(super) fn attention(context: &mut Context<'_>, operands: &mut Operands<'_>, sizes: Sizes) {
+/// One task per sample and key head.
+pub(super) fn attention(
+    context: &mut Context<'_>,
+    sizes: Sizes,
+    [q, k, v]: [&[f32]; 3],
+    places: &[u32],
+    [out, log_sum_exp]: [&mut [f32]; 2],
+) {
     let simd = context.simd;
     let Sizes { batch, head_dim, attention, .. } = sizes;
-    let [q, k, v] = [0, 1, 2].map(|index| operands.input(index));
-    let places = operands.indices(3);
     let group = sizes.group();
-    let out = Grid::new(operands.output(0), [batch, 1, attention.heads * head_dim], [1, group * head_dim]);
-    let statistics = Grid::new(operands.output(1), [batch, attention.heads, 1], [group, 1]);
+    let out = Grid::new(out, [batch, 1, attention.heads * head_dim], [1, group * head_dim]);
+    let statistics = Grid::new(log_sum_exp, [batch, attention.heads, 1], [group, 1]);
     for_tiles(context.pool, [out, statistics], |[mut out, mut log_sum_exp], scratch| {
         let (b, kv_head) = (out.matrix, out.column / (group * head_dim));
         let (row, start) = sizes.place_of(Some(places), b);
@@ -46,7 +49,7 @@ pub(super) fn attention(context: &mut Context<'_>, operands: &mut Operands<'_>, 
             let Some(loops) = FewRows::new(simd, DType::F32, rows) else { unreachable!("asked before") };
             let (packed, scratch) = scratch.split_at_mut(rows * seen.len().max(head_dim));
             let (scores, _) = scratch.split_at_mut(rows * seen.len());
-            let from = b * attention.heads * head_dim + (kv_head * group + first) * head_dim;
+            let from = b * sizes.query_stride + (kv_head * group + first) * head_dim;
             loops.pack(&q[from..][..rows * head_dim], packed);
             loops.times_rows(packed, k, &mut Tile::new(scores, rows, seen.len()));
             // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.

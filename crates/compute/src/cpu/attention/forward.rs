@@ -29,19 +29,57 @@ pub(in super::super) fn needs(simd: Simd, sizes: Sizes) -> Needs {
 
 /// The operands are (q, k, v) or all three in one, then places and borders where there are any.
 pub(in super::super) fn attention(context: &mut Context<'_>, operands: &mut Operands<'_>, sizes: Sizes) {
-    let simd = context.simd;
-    if decode::suits(simd, sizes) {
-        return decode::attention(context, operands, sizes);
-    }
-    let Sizes { batch, queries, head_dim, attention, .. } = sizes;
+    let attention = sizes.attention;
     let own = if sizes.is_joint { 1 } else { 3 };
-    let [q, k, v] = if sizes.is_joint { [0, 0, 0] } else { [0, 1, 2] }.map(|index| operands.input(index));
+    let qkv = if sizes.is_joint { [0, 0, 0] } else { [0, 1, 2] }.map(|index| operands.input(index));
     let places = attention.cached.then(|| operands.indices(own));
     let borders = attention.borders.then(|| operands.indices(own + usize::from(attention.cached)));
+    attend(context, sizes, qkv, [places, borders], [operands.output(0), operands.output(1)]);
+}
+
+/// The operands are all three in one, and places; keys and values go into the caches first.
+pub(in super::super) fn cached_attention(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    sizes: Sizes,
+) {
+    let Sizes { queries, key_rows, keys, query_stride, head_dim, attention, .. } = sizes;
+    let (qkv, places) = (operands.input(0), operands.indices(1));
+    let columns = attention.kv_heads * head_dim;
+    let mut caches = [2, 3].map(|index| operands.output(index));
+    for (part, cache) in caches.iter_mut().enumerate() {
+        let first = attention.heads * head_dim + part * columns;
+        for (b, place) in places.chunks_exact(2).enumerate() {
+            let (row, start) = (place[0] as usize, place[1] as usize);
+            for t in 0..queries {
+                // Padding behind a short sample may reach past the cache's end; nothing ever reads it.
+                if row < key_rows && start.saturating_add(t) < keys {
+                    let new = &qkv[(b * queries + t) * query_stride + first..][..columns];
+                    cache[(row * keys + start + t) * columns..][..columns].copy_from_slice(new);
+                }
+            }
+        }
+    }
+    let [k, v] = caches;
+    attend(context, sizes, [qkv, k, v], [Some(places), None], [operands.output(0), operands.output(1)]);
+}
+
+fn attend(
+    context: &mut Context<'_>,
+    sizes: Sizes,
+    [q, k, v]: [&[f32]; 3],
+    [places, borders]: [Option<&[u32]>; 2],
+    [out, log_sum_exp]: [&mut [f32]; 2],
+) {
+    let simd = context.simd;
+    if let (true, Some(places)) = (decode::suits(simd, sizes), places) {
+        return decode::attention(context, sizes, [q, k, v], places, [out, log_sum_exp]);
+    }
+    let Sizes { batch, queries, head_dim, attention, .. } = sizes;
     // Both grids number their tiles by sample, head and chunk.
     let size = [batch, queries, attention.heads * head_dim];
-    let out = Grid::new(operands.output(0), size, [CHUNK, head_dim]).by_columns();
-    let statistics = Grid::new(operands.output(1), [batch, attention.heads, queries], [1, CHUNK]);
+    let out = Grid::new(out, size, [CHUNK, head_dim]).by_columns();
+    let statistics = Grid::new(log_sum_exp, [batch, attention.heads, queries], [1, CHUNK]);
     for_tiles(context.pool, [out, statistics], |[mut out, mut log_sum_exp], scratch| {
         let (b, h) = (out.matrix, out.column / head_dim);
         let kv_head = h / sizes.group();

@@ -9,7 +9,7 @@ mod decode;
 mod forward;
 
 pub(super) use backward::{attention_grad, needs as grad_needs};
-pub(super) use forward::{attention, needs};
+pub(super) use forward::{attention, cached_attention, needs};
 
 use std::ops::Range;
 
@@ -28,6 +28,8 @@ pub(super) struct Sizes {
     attention: Attention,
     /// Whether queries, keys and values are columns of one tensor.
     is_joint: bool,
+    /// Elements from one position's queries to the next.
+    query_stride: usize,
 }
 
 /// Which of the three an element belongs to.
@@ -45,7 +47,16 @@ impl Sizes {
             unreachable!("checked at bind")
         };
         let head_dim = columns / attention.heads;
-        Sizes { batch, queries, keys, key_rows, head_dim, attention: *attention, is_joint: false }
+        Sizes {
+            batch,
+            queries,
+            keys,
+            key_rows,
+            head_dim,
+            attention: *attention,
+            is_joint: false,
+            query_stride: columns,
+        }
     }
 
     /// Of queries, keys and values side by side: [B,T,(H + 2·Hkv)·D].
@@ -60,7 +71,14 @@ impl Sizes {
             head_dim,
             attention: *attention,
             is_joint: true,
+            query_stride: columns,
         }
+    }
+
+    /// Of queries in front of new keys and values, [B,T,(H + 2·Hkv)·D], and a cache [R,S,Hkv·D].
+    pub fn beside_cache(attention: &Attention, qkv: Shape, cache: Shape) -> Self {
+        let &[key_rows, keys, _] = cache.dims() else { unreachable!("checked at bind") };
+        Sizes { keys, key_rows, is_joint: false, ..Sizes::joint(attention, qkv) }
     }
 
     fn scale(&self) -> f32 {
@@ -117,14 +135,18 @@ impl Sizes {
             Part::Values => (heads + kv_heads, kv_heads),
         };
         let length = if matches!(part, Part::Queries) { self.queries } else { self.keys };
-        let (first, all) = if self.is_joint { (first, heads + 2 * kv_heads) } else { (0, own) };
-        let stride = all * self.head_dim;
+        let (first, stride) = match (self.is_joint, part) {
+            (true, _) => (first, self.query_stride),
+            (false, Part::Queries) => (0, self.query_stride),
+            (false, _) => (0, own * self.head_dim),
+        };
         let start = (b * length + rows.start) * stride + (first + h) * self.head_dim;
         Matrix::strided(&data[start..], rows.len(), self.head_dim, stride)
     }
 
     /// Some rows of one head of the output or of its gradient.
     fn out_head<'a>(&self, data: &'a [f32], (b, h): (usize, usize), rows: Range<usize>) -> Matrix<'a> {
-        Sizes { is_joint: false, ..*self }.head(data, Part::Queries, (b, h), rows)
+        let query_stride = self.attention.heads * self.head_dim;
+        Sizes { is_joint: false, query_stride, ..*self }.head(data, Part::Queries, (b, h), rows)
     }
 }

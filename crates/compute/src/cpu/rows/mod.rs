@@ -4,6 +4,7 @@
 //! [`TILE_ELEMENTS`] elements by shape alone; sums over rows have one owner per column or per row of a table.
 
 pub(super) mod copy;
+pub(super) mod draw;
 pub(super) mod embed;
 pub(super) mod loss;
 pub(super) mod muon;

@@ -1,5 +1,6 @@
 // Attention of one new query per sample over a cache. A block per (sample, key head, GROUP of its query heads) reads
-// keys and values once, 16 bytes of a row to a lane; lanes that share a row are a team, and teams take keys in turn.
+// keys and values once, 16 bytes of a row to a lane; lanes that share a row are a team, and teams take keys in turn. The
+// newest key and value may still lie beside the query: then they go into the cache on the way.
 #include "attention.cuh"
 
 // Query heads of a block.
@@ -58,7 +59,8 @@ __device__ __forceinline__ float shrink_to(float before, float now) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_decode(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* places,
+attention_decode(const real* q, real* k, real* v, const real* new_k, const real* new_v, real* out,
+                 float* log_sum_exp, const u32* places,
                  u32 rows, u32 keys, u32 heads, u32 group, u32 size, u32 q_stride, u32 kv_stride, u32 window, float scale) {
     __shared__ float shared_sums[WARPS][GROUP][HEAD], shared_max[WARPS][GROUP], shared_total[WARPS][GROUP];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = threadIdx.x / TEAM;
@@ -68,6 +70,21 @@ attention_decode(const real* q, const real* k, const real* v, real* out, float* 
     Range seen = seen_by(sight_of(b, 1, keys, window, 1, places, nullptr, nullptr), 0);
 
     const u64 row = key_row(b, places, rows);
+    // The newest key and value, where they come beside the query: read from there, and taken into the cache by one block.
+    int newest = -1;
+    if (new_k) {
+        const u32 start = places[2 * b + 1];
+        newest = start < keys ? (int)start : -1;
+        new_k += (u64)b * q_stride + kv_head * size;
+        new_v += (u64)b * q_stride + kv_head * size;
+        if (newest >= 0 && blockIdx.x == 0 && places[2 * b] < rows) {
+            const u64 to = (row * keys + start) * kv_stride + kv_head * size;
+            for (u32 column = threadIdx.x; column < size; column += THREADS) {
+                k[to + column] = new_k[column];
+                v[to + column] = new_v[column];
+            }
+        }
+    }
     k += row * keys * kv_stride + kv_head * size;
     v += row * keys * kv_stride + kv_head * size;
     float query[GROUP][SHARE], sums[GROUP][SHARE], max[GROUP], total[GROUP];
@@ -91,8 +108,8 @@ attention_decode(const real* q, const real* k, const real* v, real* out, float* 
             int key = base + i * TEAMS + team;
             bool there = key < seen.end;
             u64 at = there ? (u64)key * kv_stride : 0;
-            k_shares[i] = load_share(k + at, there, column, size);
-            v_shares[i] = load_share(v + at, there, column, size);
+            k_shares[i] = load_share(key == newest ? new_k : k + at, there, column, size);
+            v_shares[i] = load_share(key == newest ? new_v : v + at, there, column, size);
         }
 #pragma unroll
         for (int g = 0; g < GROUP; g++) {

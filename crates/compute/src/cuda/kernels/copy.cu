@@ -20,10 +20,10 @@ __device__ __forceinline__ void copy_columns(const Unit* from, Unit* to, u64 row
     }
 }
 
-// Positions behind the cache's end are padding that nothing ever reads.
+// Columns of rows at a stride. Positions behind the cache's end are padding that nothing ever reads.
 template <typename Unit>
 __device__ __forceinline__ void append(const Unit* rows, const u32* places, Unit* cache, u32 n_samples,
-                                       u32 n_positions, u32 n_rows, u32 capacity, u32 length) {
+                                       u32 n_positions, u32 n_rows, u32 capacity, u32 length, u32 stride) {
     const u64 n = (u64)n_samples * n_positions * length, step = (u64)gridDim.x * THREADS;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         u64 row, sample;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void append(const Unit* rows, const u32* places, Unit
         const u32 row_of_cache = places[2 * sample];
         const u64 place = (u64)places[2 * sample + 1] + position;
         if (row_of_cache < n_rows && place < capacity) {
-            cache[((u64)row_of_cache * capacity + place) * length + column] = rows[i];
+            cache[((u64)row_of_cache * capacity + place) * length + column] = rows[row * stride + column];
         }
     }
 }
@@ -56,8 +56,8 @@ __device__ __forceinline__ void copy_rows(const u32* moves, Unit* cache, u32 n_r
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         cache_append_##bytes(const Unit* __restrict__ rows, const u32* __restrict__ places, Unit* __restrict__ cache,  \
-                             u32 n_samples, u32 n_positions, u32 n_rows, u32 capacity, u32 length) {                   \
-        append(rows, places, cache, n_samples, n_positions, n_rows, capacity, length);                                 \
+                             u32 n_samples, u32 n_positions, u32 n_rows, u32 capacity, u32 length, u32 stride) {       \
+        append(rows, places, cache, n_samples, n_positions, n_rows, capacity, length, stride);                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         cache_copy_##bytes(const u32* __restrict__ moves, Unit* cache, u32 n_rows, u32 capacity, u32 length) {         \

@@ -118,21 +118,32 @@ pub(super) fn concat(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()
 pub(super) fn cache_append(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()> {
     let (new, cache) = (&launch.inputs[0], &launch.outputs[0]);
     launch.real([new, cache])?;
+    append_columns(builder, (new, builder.pointer(new)), &launch.inputs[1], cache)
+}
+
+/// Takes columns of `new` into a cache, from an address on, as many as the cache has.
+pub(in super::super) fn append_columns(
+    builder: &mut Builder<'_>,
+    (new, from): (&View, Arg),
+    places: &View,
+    cache: &View,
+) -> Result<()> {
     let dims = |view: &View| [0, 1].map(|axis| view.of.shape.dims()[axis]);
     let ([samples, positions], [rows, capacity]) = (dims(new), dims(cache));
-    let (from, to) = (builder.pointer(new), builder.pointer(cache));
-    let unit = unit(&[from, to], &[row_bytes(new)]);
-    let length = row_bytes(new) / unit.bytes;
+    let (to, places) = (builder.pointer(cache), builder.pointer(places));
+    let unit = unit(&[from, to], &[row_bytes(new), row_bytes(cache)]);
+    let (stride, length) = (row_bytes(new) / unit.bytes, row_bytes(cache) / unit.bytes);
     let grid = looping(builder, samples * positions * length);
     let arguments = [
         from,
-        launch.input(builder, 1),
+        places,
         to,
         samples.into(),
         positions.into(),
         rows.into(),
         capacity.into(),
         length.into(),
+        stride.into(),
     ];
     builder.kernel(Source::Copy, unit.cache_append, DType::F32, &[], grid, &arguments)
 }

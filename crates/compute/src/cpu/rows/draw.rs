@@ -1,0 +1,33 @@
+//! Drawing tokens. A processor's host is the processor, which draws with more choice and less work; this is for programs that
+//! draw on the device.
+
+use super::super::{
+    Context,
+    memory::Operands,
+    shared::{Grid, for_tiles},
+};
+use crate::draw::{self, Draw, Limits};
+
+/// One task per row.
+pub(in super::super) fn draw(context: &mut Context<'_>, operands: &mut Operands<'_>, of: Draw) {
+    let (logits, limits, keys) = (operands.input(0), operands.input(1), operands.indices(2));
+    let vocabulary = operands.input_type(0).shape.columns();
+    let room = operands.output_type(4).shape.columns();
+    let grids = [(0, 1), (1, 1), (2, 2), (3, 2), (4, room)]
+        .map(|(index, columns)| Grid::rows(operands.output_indices(index), columns, 1));
+    for_tiles(context.pool, grids, |[mut ids, mut positions, mut places, mut lengths, mut drawn], _| {
+        let row = ids.row;
+        let logits: Vec<f64> =
+            logits[row * vocabulary..][..vocabulary].iter().map(|&logit| logit.into()).collect();
+        let [temperature, top_p, min_p] = [0, 1, 2].map(|index| f64::from(limits[3 * row + index]));
+        let [key0, key1, sample, top_k] = [0, 1, 2, 3].map(|index| keys[4 * row + index]);
+        let limits = Limits { temperature, top_p, min_p, top_k: top_k as usize };
+        let lengths = lengths.row_mut(0);
+        let counts = [lengths[0], lengths[1]];
+        let id = draw::draw(&logits, limits, [key0, key1], sample, counts[0]);
+        drawn.row_mut(0)[counts[1] as usize % room] = id;
+        ids.row_mut(0)[0] = id;
+        let (position, start) = (&mut positions.row_mut(0)[0], &mut places.row_mut(0)[1]);
+        [*position, *start, lengths[0], lengths[1]] = of.advance(*position, *start, counts);
+    });
+}

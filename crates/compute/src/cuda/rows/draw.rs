@@ -1,0 +1,43 @@
+//! Drawing tokens.
+
+use super::{
+    super::{
+        call::{Arg, Builder, Grid},
+        modules::Source,
+    },
+    Launch,
+};
+use crate::{draw::Draw, error::Result};
+
+/// Threads of a block: those of `draw.cu`.
+const THREADS: u32 = 1024;
+/// Shared memory that every card has for a block.
+const MOST_SHARED_BYTES: usize = 96 << 10;
+/// The same of cards that have more, which is asked for only where a row fits.
+const LARGE_SHARED_BYTES: usize = 160 << 10;
+
+pub(super) fn draw(builder: &mut Builder<'_>, launch: Launch<'_>, of: Draw) -> Result<()> {
+    let logits = &launch.inputs[0];
+    let real = launch.real([logits])?;
+    launch.ensure_f32([&launch.inputs[1]])?;
+    let (rows, vocabulary) = (logits.of.shape.rows(), logits.of.shape.columns());
+    if rows == 0 {
+        return Ok(());
+    }
+    // The weight of every 32 ids, how many of them tie, and the row itself where there is room.
+    let segments = vocabulary.div_ceil(32);
+    let sums = segments * size_of::<u64>() + segments.next_multiple_of(4) * size_of::<u32>();
+    let whole = sums + vocabulary * real.bytes();
+    let most = if builder.has_warpgroup_products() { LARGE_SHARED_BYTES } else { MOST_SHARED_BYTES };
+    let is_held = whole <= most;
+    let grid = Grid {
+        blocks: [u32::try_from(rows).expect("a grid's blocks"), 1, 1],
+        threads: THREADS,
+        shared_bytes: u32::try_from(if is_held { whole } else { sums }).expect("a block's shared memory"),
+    };
+    let mut arguments = vec![launch.input(builder, 0), launch.input(builder, 1), launch.input(builder, 2)];
+    arguments.extend((0..5).map(|index| launch.output(builder, index)));
+    let kept = launch.outputs[4].of.shape.columns();
+    arguments.extend([vocabulary, kept, of.context, usize::from(is_held)].map(Arg::from));
+    builder.kernel(Source::Draw, "draw", real, &[], grid, &arguments)
+}

@@ -1,0 +1,69 @@
+//! Drawing tokens where the logits are, so that the next step need not wait for the host.
+
+use crate::philox;
+
+/// The constants of a draw: `(logits [B,V], limits [B,3], keys u32[B,4]) → ids u32[B,1], positions u32[B,1], places u32[B,2],
+/// lengths u32[B,2], drawn u32[B,N]`, all state.
+///
+/// Limits are the temperature (0 takes the likeliest token), top-p and min-p; keys are the two words of the random key, the
+/// sample's number and top-k; what is 0 is off. For every row the token is drawn by (key, sample, length of the text), then
+/// everything moves on by one: `ids` is the token, `positions` and the second of `places` count one more, and so do both
+/// `lengths`, of which the first is that of the text. `drawn` gets the token at the place that the second length says, round
+/// and round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// Positions stay below.
+    pub context: usize,
+}
+
+/// How a row is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub temperature: f64,
+    pub top_p: f64,
+    pub min_p: f64,
+    pub top_k: usize,
+}
+
+/// The token of a row: of equally likely ones the lower id is first, and candidates are gone through in the order of ids.
+pub(crate) fn draw(logits: &[f64], limits: Limits, key: [u32; 2], sample: u32, length: u32) -> u32 {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let Some(&best) = order.first() else { return 0 };
+    if limits.temperature <= 0.0 {
+        return best as u32;
+    }
+    let weight = |id: usize| ((logits[id] - logits[best]) / limits.temperature).exp();
+    if limits.top_k > 0 {
+        order.truncate(limits.top_k);
+    }
+    if limits.top_p > 0.0 && limits.top_p < 1.0 {
+        let goal = limits.top_p * order.iter().map(|&id| weight(id)).sum::<f64>();
+        let mut reached = 0.0;
+        let crossing = order.iter().position(|&id| {
+            reached += weight(id);
+            reached >= goal
+        });
+        order.truncate(crossing.map_or(order.len(), |last| last + 1));
+    }
+    order.retain(|&id| weight(id) >= limits.min_p);
+    order.sort_unstable();
+    let words = philox::philox(key, [length, sample, 0, 0]);
+    let mut rest = philox::unit(words[0], words[1]) * order.iter().map(|&id| weight(id)).sum::<f64>();
+    for &id in &order {
+        if rest < weight(id) {
+            return id as u32;
+        }
+        rest -= weight(id);
+    }
+    best as u32
+}
+
+impl Draw {
+    /// What becomes of a row's numbers once its token is known: position, start, length of the text and tokens drawn.
+    pub(crate) fn advance(self, position: u32, start: u32, [length, drawn]: [u32; 2]) -> [u32; 4] {
+        let last = u32::try_from(self.context.saturating_sub(1)).unwrap_or(u32::MAX);
+        let next = |x: u32| x.saturating_add(1);
+        [next(position).min(last), next(start), next(length), next(drawn)]
+    }
+}
