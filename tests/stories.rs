@@ -33,6 +33,10 @@ mod explain_my_training;
 #[path = "stories/survive_anything.rs"]
 mod survive_anything;
 
+/// Models from elsewhere and to elsewhere.
+#[path = "stories/bring_a_model.rs"]
+mod bring_a_model;
+
 /// Every command for other programs.
 #[path = "stories/speak_json.rs"]
 mod speak_json;

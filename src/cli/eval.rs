@@ -6,7 +6,7 @@ use super::{Context, parse_count};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::grouped;
 use crate::stages::corpus::check_match;
-use crate::stages::model;
+use crate::stages::model::{self, Precision};
 use clap::ValueEnum;
 use ironmill_data::{Dataset, Split};
 use ironmill_model::Objective;
@@ -39,6 +39,9 @@ pub struct Args {
     /// The most tokens to predict [default: all]
     #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with_all = ["choices", "answers"])]
     tokens: Option<u64>,
+    /// The longest sequence [default: the model's context]
+    #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with_all = ["choices", "answers"])]
+    context: Option<u64>,
     /// Questions with choices, a JSON object a line
     #[arg(long, value_name = "FILE", conflicts_with = "answers")]
     choices: Option<PathBuf>,
@@ -103,7 +106,7 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
     if stream.is_empty() {
         return Err(ironmill_data::Error::EmptySplit { split: split.name().into() }.into());
     }
-    let mut engine = found.engine(&args.device, context.threads)?;
+    let mut engine = found.engine_cut_to(args.context, Precision::Fp32, &args.device, context.threads)?;
     found.check_vocabulary(&engine, &tokenizer, &file)?;
     let objective = model::objective_of(engine.model().config().architecture, &tokenizer)?;
     let evaluation =

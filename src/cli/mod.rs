@@ -6,7 +6,9 @@ mod completions;
 mod config;
 mod data;
 mod doctor;
+mod embed;
 mod eval;
+mod interchange;
 mod key_flags;
 mod man;
 mod overrides;
@@ -86,6 +88,12 @@ enum Command {
     Sample(sample::Args),
     /// A conversation with a model, in the terminal
     Chat(chat::Args),
+    /// Texts as vectors
+    Embed(embed::Args),
+    /// A model from a GGUF file, llm.c or a Hugging Face folder
+    Import(interchange::ImportArgs),
+    /// A model as a Hugging Face folder or a GGUF file
+    Export(interchange::ExportArgs),
     /// Train many runs over lists and ranges of keys, and compare them
     Sweep(sweep::Args),
     /// A page of one or more runs: curves, speed, memory, samples
@@ -171,6 +179,9 @@ fn run(context: &Context, command: Command) -> ExitCode {
         Command::Eval(args) => eval::run(context, &args),
         Command::Sample(args) => sample::run(context, &args),
         Command::Chat(args) => chat::run(context, &args),
+        Command::Embed(args) => embed::run(context, &args),
+        Command::Import(args) => interchange::import(context, &args),
+        Command::Export(args) => interchange::export(context, &args),
         Command::Sweep(args) => sweep::run(context, &args),
         Command::Report(args) => report::run(context, &args),
         Command::Config(command) => config::run(context, command),

@@ -4,6 +4,7 @@ use super::{Context, parse_count};
 use crate::config::{Config, SampleConfig, Typed};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::{counted, grouped};
+use crate::stages::interchange::end_ids;
 use crate::stages::model::{self, Precision};
 use crate::stages::quality::Quality;
 use crate::stages::sampling::{Completion, Settings, check_can_write, complete};
@@ -96,10 +97,11 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
     let mut engine = found.engine_in(args.precision, &args.device, context.threads)?;
     check_can_write(&engine, &args.model)?;
     let config = args.config(found.config()?)?;
-    let settings = args.settings(&config)?;
+    let mut settings = args.settings(&config)?;
     let prompts = repeated(&args.prompts(&config)?, args.n);
     let (tokenizer, file) = found.tokenizer(args.tokenizer.as_deref())?;
     found.check_vocabulary(&engine, &tokenizer, &file)?;
+    settings.ends = end_ids(&found.weights);
 
     // A single text is shown while it is written; several would mix.
     let is_streamed = prompts.len() == 1 && !context.show.is_json();

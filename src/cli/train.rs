@@ -1,7 +1,7 @@
 //! `ironmill run` and `ironmill train`.
 
 use super::Context;
-use crate::config::{Config, Override, TokenizerConfig};
+use crate::config::{Config, Override, TokenizerConfig, keys_of};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::{grouped, time};
 use crate::signals;
@@ -11,6 +11,7 @@ use crate::stages::plan::Plan;
 use crate::stages::run_folder::RunFolder;
 use crate::stages::training::{Outcome, train};
 use ironmill_data::Yardsticks;
+use ironmill_model::Stored;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,7 +43,8 @@ Examples:
 pub struct TrainArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Begin with the weights of another model; needs a new run folder
+    /// Begin with the weights of another model, whose sizes the run takes too, all but context and dropout; needs a new run
+    /// folder
     #[arg(long, value_name = "MODEL")]
     init_from: Option<PathBuf>,
     /// Print parameters, FLOPs and the memory plan, and train nothing
@@ -75,7 +77,7 @@ struct CommonArgs {
 /// The whole pipeline: tokenizer, data, training, sampling.
 pub fn run(context: &Context, args: &RunArgs) -> Result<()> {
     let stop = signals::stop_flag()?;
-    let config = args.common.load(context)?;
+    let config = args.common.load(context, None)?;
     let (folder, config) = args.common.open(config, context)?;
     let corpus = corpus::make(&folder, &config, context, &stop)?;
     let bars = corpus::show_yardsticks(&corpus, context)?;
@@ -85,7 +87,7 @@ pub fn run(context: &Context, args: &RunArgs) -> Result<()> {
 
 /// Training alone, on prepared data.
 pub fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
-    let config = args.common.load(context)?;
+    let config = args.common.load(context, args.init_from.as_deref())?;
     if args.dry_run {
         return dry_run(context, &config, &args.common.folder());
     }
@@ -109,9 +111,15 @@ pub fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
 }
 
 impl CommonArgs {
-    fn load(&self, context: &Context) -> Result<Config> {
+    fn load(&self, context: &Context, init_from: Option<&Path>) -> Result<Config> {
         self.device.as_deref().map_or(Ok(()), check_device)?;
-        let mut overrides = context.overrides.clone();
+        // The sizes of the model to begin with are those of the run, unless a flag says otherwise.
+        let mut overrides = match init_from {
+            Some(path) => keys_of(Stored::open(path)?.model().config()),
+            None => Vec::new(),
+        };
+        overrides.retain(|key| !context.overrides.iter().any(|flag| flag.path == key.path));
+        overrides.extend(context.overrides.iter().cloned());
         let flags = [("train.device", &self.device), ("seed", &self.seed), ("model.depth", &self.depth)];
         for (path, value) in flags {
             overrides.extend(value.iter().map(|value| Override { path: path.into(), value: value.clone() }));

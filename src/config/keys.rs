@@ -110,6 +110,7 @@ pub const KEYS: &[Key] = &[
     key("model", "norm_eps", Kind::Number),
     key("model", "rope_theta", Kind::Number),
     key("model", "rope_scaling", Kind::Text),
+    key("model", "gemma", Kind::Text),
     key("train", "steps", Kind::Count),
     key("train", "epochs", Kind::Number),
     key("train", "batch_tokens", Kind::Count),

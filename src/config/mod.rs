@@ -13,7 +13,7 @@ mod typed;
 mod values;
 
 pub use keys::{KEYS, Kind};
-pub use resolve::{MASK, auto_precision, parse_group};
+pub use resolve::{MASK, auto_precision, keys_of, parse_group};
 pub use typed::{Override, Typed};
 pub use values::{Cadence, show_duration};
 
@@ -140,6 +140,10 @@ pub struct ModelConfig {
     /// How rotary positions are stretched: `none`, `linear:FACTOR` or `llama3:FACTOR:LOW:HIGH:CONTEXT`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<String>,
+    /// Whether the model is a Gemma-3: `none` or `SCALAR:EVERY:THETA`, what scores are divided by the root of, every how many blocks
+    /// one sees everything, and the base of rotary frequencies of the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gemma: Option<String>,
 }
 
 /// `[train]`.

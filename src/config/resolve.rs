@@ -3,6 +3,7 @@
 mod model;
 mod train;
 
+pub use model::keys_of;
 pub use train::{auto_precision, parse_group};
 
 use super::typed::Typed;

@@ -5,6 +5,7 @@ pub mod corpus;
 pub mod cuda;
 pub mod data;
 pub mod events;
+pub mod interchange;
 pub mod machine;
 pub mod metrics;
 pub mod model;

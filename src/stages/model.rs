@@ -239,6 +239,15 @@ pub fn find(path: &Path, show: &Show) -> Result<Found> {
         let advice = "give a run folder, a checkpoint or a Hugging Face folder of a supported model";
         return Err(Failure::new(Code::NoInput, format!("cannot find {}: {advice}", path.display())));
     }
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    if path.is_file() && matches!(extension, Some("gguf" | "bin")) {
+        let message = format!(
+            "{} is a file, and a model is a folder here: make one with `ironmill import {} --out NAME`",
+            path.display(),
+            path.display()
+        );
+        return Err(Failure::new(Code::Usage, message));
+    }
     // A checkpoint carries the run's configuration too, so what tells a model is its config.json.
     if path.join("config.json").is_file() {
         // A checkpoint of a run lies two folders below it.
@@ -269,7 +278,22 @@ impl Found {
 
     /// The model on a device, to be used in a precision.
     pub fn engine_in(&self, precision: Precision, device_name: &str, threads: usize) -> Result<Engine> {
-        let stored = Stored::open(&self.weights)?;
+        self.engine_cut_to(None, precision, device_name, threads)
+    }
+
+    /// The same with a shorter context, where one is given.
+    pub fn engine_cut_to(
+        &self,
+        context: Option<u64>,
+        precision: Precision,
+        device_name: &str,
+        threads: usize,
+    ) -> Result<Engine> {
+        let mut stored = Stored::open(&self.weights)?;
+        if let Some(context) = context {
+            let vocab_size = stored.model().config().vocab_size;
+            stored = stored.cut_to(vocab_size, usize::try_from(context).unwrap_or(usize::MAX))?;
+        }
         let name = settle_device(device_name);
         Ok(Engine::open_keeping(device(&name, threads, None)?, stored, precision.keep(&name))?)
     }

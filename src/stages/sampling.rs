@@ -25,6 +25,8 @@ pub struct Settings {
     pub min_tokens: usize,
     /// Texts that end a completion and are not part of it.
     pub stop: Vec<String>,
+    /// Tokens that end a completion, besides the tokenizer's own.
+    pub ends: Vec<u32>,
     /// How many of the likeliest tokens are told with every token, if any probability is.
     pub log_probabilities: Option<usize>,
 }
@@ -42,6 +44,7 @@ impl From<&SampleConfig> for Settings {
             max_tokens: config.max_tokens as usize,
             min_tokens: 0,
             stop: Vec::new(),
+            ends: Vec::new(),
             log_probabilities: None,
         }
     }
@@ -92,7 +95,7 @@ pub fn complete(
     settings: &Settings,
     on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
 ) -> Result<Vec<Completion>> {
-    let end = tokenizer.end_of_text();
+    let ends: Vec<u32> = settings.ends.iter().copied().chain(tokenizer.end_of_text()).collect();
     let ids = prompts.iter().map(|prompt| encode(tokenizer, prompt)).collect::<Result<Vec<Vec<u32>>>>()?;
     let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
     let options = GeneratorOptions {
@@ -111,7 +114,7 @@ pub fn complete(
                 sampling: settings.sampling.clone(),
                 sample: index as u32,
                 min_tokens: settings.min_tokens,
-                stop: end.into_iter().collect(),
+                stop: ends.clone(),
                 log_probabilities: settings.log_probabilities,
                 ..Request::new(ids, settings.max_tokens)
             };
@@ -124,7 +127,7 @@ pub fn complete(
             continue;
         };
         let text = &mut writing[index];
-        let new = text.take(&token, end, began)?;
+        let new = text.take(&token, &ends, began)?;
         if on_text(index, &new).is_break() {
             text.made.finish = Finish::Cancelled;
             generator.cancel(token.request);
@@ -168,7 +171,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Takes a token and gives the text that can be shown of it.
-    fn take(&mut self, token: &Token, end: Option<u32>, began: Instant) -> Result<String> {
+    fn take(&mut self, token: &Token, ends: &[u32], began: Instant) -> Result<String> {
         self.made.seconds = began.elapsed().as_secs_f64();
         if self.made.ids.is_empty() {
             self.made.first_token_s = self.made.seconds;
@@ -177,7 +180,7 @@ impl<'a> Writing<'a> {
         self.made.log_probabilities.extend(token.log_probability.clone());
         self.made.refills.extend(token.refill);
         self.made.finish = token.finish.unwrap_or(Finish::Length);
-        if Some(token.id) == end {
+        if ends.contains(&token.id) {
             return Ok(String::new());
         }
         let new = self.stop.push(self.decoder.push(token.id)?);

@@ -74,11 +74,12 @@ fn every_flag_of_eval_changes_something() {
     // What is about questions is tried in `ask_a_model`.
     let questions =
         ["--choices", "--answers", "--examples", "--chat", "--template", "--max-tokens", "--details"];
-    let flags = ["--data", "--split", "--tokens", "--rows", "--tokenizer", "--device"];
+    let flags = ["--data", "--split", "--tokens", "--context", "--rows", "--tokenizer", "--device"];
     check_complete(&desk, "eval", &[&flags[..], &questions].concat());
     let plain = loss(&desk, &["eval", "run"]);
     assert_ne!(plain, loss(&desk, &["eval", "run", "--split", "train"]));
     assert_ne!(plain, loss(&desk, &["eval", "run", "--tokens", "50"]));
+    assert_ne!(plain, loss(&desk, &["eval", "run", "--context", "5"]));
     // The device and the number of rows change the rounding of sums and nothing else.
     for extra in [["--rows", "3"], ["--device", "reference"]] {
         let other = loss(&desk, &[&["eval", "run"], &extra[..]].concat());

@@ -40,6 +40,7 @@ type Row = (&'static str, &'static str, &'static [&'static str], &'static str);
 /// The base without a size of the vocabulary, which bytes do not have.
 const PLAIN: &[&str] = &["plain.toml"];
 const LLAMA: &[&str] = &["--model.architecture", "llama"];
+const WINDOW: &[&str] = &["--model.architecture", "llama", "--model.window", "4"];
 /// Steps large enough for constants that matter little at the start of a training.
 const BOLD: &[&str] = &["--train.learning-rate", "0.1"];
 /// A rate at which the validation loss rises at once.
@@ -109,6 +110,7 @@ const ROWS: &[Row] = &[
     ("model.rope_theta", "100", LLAMA, "losses"),
     ("model.rope_scaling", "linear:4", LLAMA, "losses"),
     ("model.rope_scaling", "llama3:8:1:4:32", LLAMA, "losses"),
+    ("model.gemma", "8:2:500", WINDOW, "losses"),
     ("train.steps", "3", &[], "steps"),
     ("train.epochs", "0.02", &[], "steps"),
     ("train.batch_tokens", "128", &[], "trained tokens"),
@@ -199,10 +201,11 @@ const ROWS: &[Row] = &[
 ];
 
 /// Keys that only another architecture, optimiser or schedule than the default one has.
-const OF_OTHERS: [&str; 9] = [
+const OF_OTHERS: [&str; 10] = [
     "qk_norm",
     "rope_theta",
     "rope_scaling",
+    "gemma",
     "momentum",
     "decay_share",
     "restart_every",

@@ -184,6 +184,7 @@ fn any_configuration_ends_in_order() {
             "model.kv_heads",
             "model.head_dim",
             "model.rope_scaling",
+            "model.gemma",
             "train.epochs",
         ]
         .map(String::from),

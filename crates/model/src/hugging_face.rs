@@ -3,9 +3,21 @@
 //! Keys that start with `ironmill_` say what `transformers` has no key for; a model that uses one of those choices is
 //! still a folder that our own reader understands.
 
+use ironmill_data::safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use crate::config::{Architecture, Gemma, Mlp, ModelConfig, RopeScaling};
+
+/// The `config.json` of a model whose weights are stored in this type.
+pub fn config_json(config: &ModelConfig, dtype: Dtype) -> Value {
+    let mut json = to_json(config);
+    json["dtype"] = json!(match dtype {
+        Dtype::F16 => "float16",
+        Dtype::BF16 => "bfloat16",
+        _ => "float32",
+    });
+    json
+}
 
 /// Writes the configuration as `transformers` reads it.
 pub(crate) fn to_json(config: &ModelConfig) -> Value {

@@ -60,6 +60,7 @@ pub use generate::{
     RequestId, Token, Window,
 };
 pub use gguf::save_gguf;
+pub use hugging_face::config_json;
 pub use ironmill_compute::Verdict;
 pub use objective::Objective;
 pub use sampling::{LogProbability, Place, Sampler, Sampling};

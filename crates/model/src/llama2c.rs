@@ -23,10 +23,19 @@ pub(crate) fn open(path: &Path) -> Result<Stored> {
         tied: file.tied,
         ..ModelConfig::new(Architecture::Llama, file.layers, file.heads, file.width)
     };
-    Ok(Stored::new(Model::new(config)?, Box::new(file)))
+    Stored::from_source(config, Box::new(file), path)
 }
 
 impl Source for Llama2c {
+    fn tensors(&self) -> usize {
+        self.layers
+    }
+
+    /// A file has exactly the tensors of its sizes.
+    fn check(&self, _: &Model, _: &Parameter) -> Result<()> {
+        Ok(())
+    }
+
     fn read(&self, _: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()> {
         Ok(self.read_f32(&parameter.name, out)?)
     }

@@ -22,11 +22,19 @@ use crate::{
 /// A model whose sizes are known and whose parameters are still on disk.
 pub struct Stored {
     model: Model,
+    /// The model as the source has it, where that is more.
+    whole: Option<Model>,
     source: Box<dyn Source>,
 }
 
 /// Where parameters are read from.
 pub(crate) trait Source {
+    /// How many tensors there are: a model has no more blocks than that.
+    fn tensors(&self) -> usize;
+
+    /// Refuses a parameter that is not there or has another shape there.
+    fn check(&self, model: &Model, parameter: &Parameter) -> Result<()>;
+
     /// Fills `out` with the values of a parameter, in its own shape.
     fn read(&self, model: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()>;
 }
@@ -38,7 +46,10 @@ impl Stored {
         if path.is_file() {
             return Self::open_file(path);
         }
-        Self::of(path, Model::new(checkpoint::read_config(path)?)?)
+        let config = checkpoint::read_config(path)?;
+        let source = Folder { path: path.to_path_buf(), parts: Parts::open(path)? };
+        source.check_output_bias(&config)?;
+        Self::from_source(config, Box::new(source), path)
     }
 
     fn open_file(path: &Path) -> Result<Stored> {
@@ -62,16 +73,25 @@ impl Stored {
         }
     }
 
-    /// A model whose parameters come from somewhere.
-    pub(crate) fn new(model: Model, source: Box<dyn Source>) -> Stored {
-        Stored { model, source }
+    /// A model of these sizes whose parameters come from somewhere. Nothing is laid out that the source cannot have, so that sizes
+    /// that are lies cost nothing.
+    pub(crate) fn from_source(config: ModelConfig, source: Box<dyn Source>, path: &Path) -> Result<Stored> {
+        config.check()?;
+        if config.layers > source.tensors() {
+            let problem = format!("says {} blocks and has {} tensors", config.layers, source.tensors());
+            return Err(Error::NotAModel { path: path.to_path_buf(), problem });
+        }
+        let model = Model::new(config)?;
+        model.layout().parameters().iter().try_for_each(|parameter| source.check(&model, parameter))?;
+        Ok(Stored { model, whole: None, source })
     }
 
     /// The same of a model whose sizes are known.
     pub(crate) fn of(folder: &Path, model: Model) -> Result<Stored> {
         let source = Folder { path: folder.to_path_buf(), parts: Parts::open(folder)? };
         source.check_output_bias(model.config())?;
-        Ok(Stored { model, source: Box::new(source) })
+        model.layout().parameters().iter().try_for_each(|parameter| source.check(&model, parameter))?;
+        Ok(Stored { model, whole: None, source: Box::new(source) })
     }
 
     /// The model.
@@ -82,20 +102,39 @@ impl Stored {
     /// Hands out every parameter with its values, in the order of the layout. One parameter is in memory at a time.
     pub fn for_each(&self, with: &mut dyn FnMut(&Parameter, &[f32]) -> Result<()>) -> Result<()> {
         let mut values = Vec::new();
-        for parameter in self.model.layout().parameters() {
-            values.resize(parameter.range().len(), 0.0);
-            self.source.read(&self.model, parameter, &mut values)?;
-            with(parameter, &values)?;
+        let whole = self.whole.as_ref().unwrap_or(&self.model);
+        for (parameter, stored) in self.model.layout().parameters().iter().zip(whole.layout().parameters()) {
+            values.resize(stored.range().len(), 0.0);
+            self.source.read(whole, stored, &mut values)?;
+            with(parameter, &values[..parameter.range().len()])?;
         }
         Ok(())
+    }
+
+    /// The same model with fewer tokens, or positions, or both: the first ones of its tables.
+    pub fn cut_to(mut self, vocab_size: usize, context: usize) -> Result<Stored> {
+        let config = self.model.config();
+        for (key, asked, there) in
+            [("vocab_size", vocab_size, config.vocab_size), ("context", context, config.context)]
+        {
+            if asked > there {
+                let reason = format!("the stored model has {there}; use at most that");
+                return Err(Error::Model { key, value: asked.to_string(), reason });
+            }
+        }
+        let cut = Model::new(ModelConfig { vocab_size, context, ..config.clone() })?;
+        let whole = std::mem::replace(&mut self.model, cut);
+        self.whole.get_or_insert(whole);
+        Ok(self)
     }
 
     /// All values, in the flat layout.
     pub fn values(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.model.layout().len()];
-        for parameter in self.model.layout().parameters() {
-            self.source.read(&self.model, parameter, &mut values[parameter.range()])?;
-        }
+        self.for_each(&mut |parameter, read| {
+            values[parameter.range()].copy_from_slice(read);
+            Ok(())
+        })?;
         Ok(values)
     }
 
@@ -140,25 +179,32 @@ impl Folder {
 }
 
 impl Source for Folder {
-    fn read(&self, model: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()> {
+    fn tensors(&self) -> usize {
+        self.parts.names().count()
+    }
+
+    fn check(&self, model: &Model, parameter: &Parameter) -> Result<()> {
         let name = self.name_of(&parameter.name);
         if !self.parts.contains(name) {
             return Err(self.other(format!("there is no tensor {}", parameter.name)));
         }
-        let [rows, columns] = [parameter.shape.rows(), parameter.shape.columns()];
-        let transposed = is_transposed(model, parameter);
-        let expected: Vec<u64> = match transposed {
-            true => vec![columns as u64, rows as u64],
-            false => parameter.shape.dims().iter().map(|&dim| dim as u64).collect(),
-        };
+        let mut expected: Vec<u64> = parameter.shape.dims().iter().map(|&dim| dim as u64).collect();
+        if is_transposed(model, parameter) {
+            expected.reverse();
+        }
         let shape = &self.parts.info(name)?.shape;
         if *shape != expected {
             return Err(self.other(format!("tensor {name} is {shape:?}, but the model needs {expected:?}")));
         }
-        if transposed {
+        Ok(())
+    }
+
+    fn read(&self, model: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()> {
+        let name = self.name_of(&parameter.name);
+        if is_transposed(model, parameter) {
             let mut stored = vec![0.0; out.len()];
             self.parts.read_f32(name, &mut stored)?;
-            out.copy_from_slice(&transpose(&stored, columns, rows));
+            out.copy_from_slice(&transpose(&stored, parameter.shape.columns(), parameter.shape.rows()));
         } else {
             self.parts.read_f32(name, out)?;
         }

@@ -86,7 +86,7 @@ impl Pattern {
     }
 
     /// The pattern of text that is cut around every digit, and then by GPT-2's pattern.
-    pub(crate) fn gpt2_single_digits() -> Self {
+    pub fn gpt2_single_digits() -> Self {
         Self::Regex(GPT2_SINGLE_DIGITS.to_owned())
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::presets::{Preset, of_depth};
 use super::*;
-use ironmill_model::{Architecture, Mlp, ModelConfig as Sizes, RopeScaling};
+use ironmill_model::{Architecture, Gemma, Mlp, ModelConfig as Sizes, RopeScaling};
 
 /// No size of a model is larger, so that products of sizes always fit into a machine word.
 const LARGEST: u64 = 1 << 24;
@@ -14,7 +14,7 @@ pub(super) fn resolve(mut section: Section<'_>) -> Result<ModelConfig> {
     let architecture = usual.architecture.name();
     let is_llama = usual.architecture == Architecture::Llama;
     if !is_llama {
-        let without = ["kv_heads", "head_dim", "qk_norm", "rope_theta", "rope_scaling"];
+        let without = ["kv_heads", "head_dim", "qk_norm", "rope_theta", "rope_scaling", "gemma"];
         let why = format!(
             "to model.architecture = \"{architecture}\", which has no such thing: remove it, or use \"llama\""
         );
@@ -66,6 +66,7 @@ pub(super) fn resolve(mut section: Section<'_>) -> Result<ModelConfig> {
         norm_eps: section.number("norm_eps", as_written(usual.norm_eps)),
         rope_theta: is_llama.then(|| section.number("rope_theta", usual.rope_theta)),
         rope_scaling: is_llama.then(|| section.text("rope_scaling", "none")),
+        gemma: is_llama.then(|| section.text("gemma", "none")),
     };
     at_least("model.context", model.context, 1)?;
     within("model.dropout", model.dropout, 0.0, 0.99)?;
@@ -139,6 +140,7 @@ impl ModelConfig {
             norm_eps: self.norm_eps as f32,
             rope_theta: self.rope_theta.unwrap_or(usual.rope_theta),
             rope_scaling: self.rope_scaling.as_deref().map_or(Ok(RopeScaling::None), rope_scaling)?,
+            gemma: self.gemma.as_deref().map_or(Ok(None), gemma)?,
             ..usual
         })
     }
@@ -154,6 +156,59 @@ fn mlp_of(name: &str) -> Result<Mlp> {
 
 fn unknown(key: &str, name: &str) -> Failure {
     bad(format!("model.{key} = \"{name}\" is not known: use one that `ironmill config show` prints"))
+}
+
+/// Reads `none` or `SCALAR:EVERY:THETA`.
+fn gemma(text: &str) -> Result<Option<Gemma>> {
+    let numbers: Option<Vec<f64>> = text.split(':').map(|part| part.parse().ok()).collect();
+    match (text, numbers.as_deref()) {
+        ("none", _) => Ok(None),
+        (_, Some(&[query_scalar, every, local_rope_theta])) if every >= 1.0 && every.fract() == 0.0 => {
+            Ok(Some(Gemma { query_scalar, global_every: every as usize, local_rope_theta }))
+        }
+        _ => Err(bad(format!(
+            "model.gemma = \"{text}\" is no Gemma-3: use \"none\" or numbers such as \"256:6:10000\" (what scores are divided by \
+             the root of, every how many blocks one sees everything, the base of rotary frequencies of the others)"
+        ))),
+    }
+}
+
+/// The keys of `[model]` that make a model of these sizes, apart from its context and dropout.
+pub fn keys_of(sizes: &Sizes) -> Vec<Override> {
+    let mut keys = vec![
+        ("architecture", sizes.architecture.name().to_string()),
+        ("layers", sizes.layers.to_string()),
+        ("heads", sizes.heads.to_string()),
+        ("width", sizes.width.to_string()),
+        ("mlp", sizes.mlp.name().to_string()),
+        ("mlp_width", sizes.mlp_width.to_string()),
+        ("bias", sizes.bias.to_string()),
+        ("tied", sizes.tied.to_string()),
+        ("window", sizes.window.to_string()),
+        ("norm_eps", as_written(sizes.norm_eps).to_string()),
+    ];
+    if sizes.architecture == Architecture::Llama {
+        keys.extend([
+            ("kv_heads", sizes.kv_heads.to_string()),
+            ("head_dim", sizes.head_dim.to_string()),
+            ("qk_norm", sizes.qk_norm.to_string()),
+            ("rope_theta", sizes.rope_theta.to_string()),
+            ("rope_scaling", scaling_name(sizes.rope_scaling)),
+            ("gemma", sizes.gemma.map_or("none".into(), |gemma| gemma.to_string())),
+        ]);
+    }
+    keys.into_iter().map(|(key, value)| Override { path: format!("model.{key}"), value }).collect()
+}
+
+/// A scaling as the key has it.
+fn scaling_name(scaling: RopeScaling) -> String {
+    match scaling {
+        RopeScaling::None => "none".into(),
+        RopeScaling::Linear { factor } => format!("linear:{factor}"),
+        RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_context } => {
+            format!("llama3:{factor}:{low_frequency_factor}:{high_frequency_factor}:{original_context}")
+        }
+    }
 }
 
 /// Reads `none`, `linear:FACTOR` or `llama3:FACTOR:LOW:HIGH:CONTEXT`.

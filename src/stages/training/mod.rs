@@ -29,7 +29,7 @@ use crate::show::numbers::grouped;
 use cadence::Due;
 use ironmill_data::Loader;
 use ironmill_model::checkpoint::{self, Saver};
-use ironmill_model::{Evaluation, Model, Trainer};
+use ironmill_model::{Evaluation, Model, ModelConfig as Sizes, Stored, Trainer};
 use refusing::Health;
 use saving::keep;
 use std::path::Path;
@@ -309,18 +309,37 @@ fn stopped_early(run: &RunFolder) -> Failure {
     Failure::new(Code::Stopped, message)
 }
 
-/// The parameters to begin with: of another model of the same shape, or drawn by the seed.
+/// The parameters to begin with: of another model of the same shape, which may know more tokens and positions, or drawn by the
+/// seed.
 fn initial_values(model: &Model, config: &Config, init_from: Option<&Path>) -> Result<Vec<f32>> {
     let Some(path) = init_from else { return Ok(model.initial_values(config.seed)) };
-    let (other, values) = checkpoint::load_model(path)?;
-    let (mut theirs, ours) = (other.config().clone(), model.config());
-    theirs.dropout = ours.dropout;
-    if theirs != *ours {
+    let stored = Stored::open(path)?;
+    let (theirs, ours) = (stored.model().config().clone(), model.config());
+    let fitted = Sizes {
+        dropout: ours.dropout,
+        context: theirs.context.min(ours.context),
+        vocab_size: theirs.vocab_size.min(ours.vocab_size),
+        has_head: ours.has_head,
+        ..theirs.clone()
+    };
+    if fitted != *ours {
         let message = format!(
             "{} has {theirs}, but the configuration has {ours}: give [model] the same values and use the model's tokenizer",
             path.display(),
         );
         return Err(Failure::new(Code::BadData, message));
     }
+    // A head that the other model does not have starts as in a new one.
+    let mut values = match theirs.has_head {
+        true => vec![0.0; model.layout().len()],
+        false => model.initial_values(config.seed),
+    };
+    stored.cut_to(ours.vocab_size, ours.context)?.for_each(&mut |theirs, read| {
+        let ours = model.layout().parameters().iter().find(|ours| ours.name == theirs.name);
+        if let Some(ours) = ours {
+            values[ours.range()].copy_from_slice(read);
+        }
+        Ok(())
+    })?;
     Ok(values)
 }

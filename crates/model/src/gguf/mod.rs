@@ -28,8 +28,7 @@ pub(crate) fn open(path: &Path) -> Result<Stored> {
     let file = Gguf::open(path)?;
     let not_ours = |problem| Error::NotAModel { path: path.to_path_buf(), problem };
     let config = sizes::read(&file).map_err(not_ours)?;
-    config.check()?;
-    Ok(Stored::new(Model::new(config)?, Box::new(File { file })))
+    Stored::from_source(config, Box::new(File { file }), path)
 }
 
 /// Writes a stored model as a GGUF file, one parameter at a time. Matrices are of type `of`, vectors F32; a matrix whose rows are no whole
@@ -86,9 +85,12 @@ struct File {
 }
 
 impl Source for File {
-    fn read(&self, model: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()> {
-        let config = model.config();
-        let name = name_of(config, parameter)?;
+    fn tensors(&self) -> usize {
+        self.file.tensors().count()
+    }
+
+    fn check(&self, model: &Model, parameter: &Parameter) -> Result<()> {
+        let name = name_of(model.config(), parameter)?;
         let other = |problem| Error::OtherShape { path: self.file.path().to_path_buf(), problem };
         let Some(info) = self.file.tensor(&name) else {
             return Err(other(format!("there is no tensor {name}, which is {}", parameter.name)));
@@ -100,7 +102,12 @@ impl Source for File {
                 info.shape
             )));
         }
-        self.file.read_f32(&name, out)?;
+        Ok(())
+    }
+
+    fn read(&self, model: &Model, parameter: &Parameter, out: &mut [f32]) -> Result<()> {
+        let config = model.config();
+        self.file.read_f32(&name_of(config, parameter)?, out)?;
         if let Some(heads) = turned_heads(config, &parameter.name) {
             let stored = out.to_vec();
             move_rows(&stored, out, heads, parameter.shape.columns(), apart);

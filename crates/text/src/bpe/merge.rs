@@ -23,6 +23,9 @@ const MAX_MERGES: usize = 1 << 27;
 /// The longest piece, in bytes, that is merged by scanning; text rarely has longer ones.
 const MAX_SCANNED_BYTES: usize = 64;
 
+/// What a byte without a token stands as until its piece is merged. No token has this id, and no merge joins it.
+const LEFT_OUT: u32 = u32::MAX;
+
 /// The lookup tables of merging.
 #[derive(Debug, Clone)]
 pub(crate) struct MergeTable {
@@ -96,11 +99,12 @@ impl MergeTable {
     /// A table without merges, with room for `n_merges`.
     pub(super) fn of_bytes(ordinary: &HashMap<Box<[u8]>, u32>, n_merges: usize) -> Result<Self> {
         check_number(n_merges)?;
-        let mut byte_ids = [0; 256];
+        let mut byte_ids = [LEFT_OUT; 256];
         for (byte_id, byte) in byte_ids.iter_mut().zip(0..=u8::MAX) {
-            *byte_id = *ordinary
-                .get(&[byte][..])
-                .ok_or_else(|| Error::Format(format!("byte 0x{byte:02x} has no token of its own")))?;
+            *byte_id = ordinary.get(&[byte][..]).copied().unwrap_or(LEFT_OUT);
+        }
+        if byte_ids == [LEFT_OUT; 256] {
+            return Err(Error::Format("no byte has a token of its own".into()));
         }
         Ok(Self { byte_ids, characters: None, pairs: PairTable::with_room(n_merges) })
     }
@@ -134,9 +138,23 @@ impl MergeTable {
         self.pairs.get(left, right)
     }
 
+    /// Whether some bytes have no token of their own: they are left out of a text, as the makers of such vocabularies do.
+    pub(super) fn lacks_bytes(&self) -> bool {
+        self.characters.is_none() && self.byte_ids.contains(&LEFT_OUT)
+    }
+
     /// Appends the tokens of one piece.
     pub(crate) fn encode_piece(&self, piece: &[u8], out: &mut Vec<u32>) {
         let start = out.len();
+        self.merge_piece(piece, start, out);
+        if out[start..].contains(&LEFT_OUT) {
+            let kept: Vec<u32> = out.drain(start..).filter(|&id| id != LEFT_OUT).collect();
+            out.extend(kept);
+        }
+    }
+
+    #[inline(always)]
+    fn merge_piece(&self, piece: &[u8], start: usize, out: &mut Vec<u32>) {
         if let Some(characters) = &self.characters {
             characters.extend(piece, out);
         } else if piece.len() <= MAX_SHORT_BYTES {
@@ -390,12 +408,19 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_byte_and_a_merge_into_nothing_are_refused() {
+    fn a_missing_byte_is_left_out_and_a_merge_into_nothing_is_refused() {
         let tokens: Vec<Option<Box<[u8]>>> = (0..=255).map(|byte| Some(vec![byte].into())).collect();
         let mut ordinary: HashMap<Box<[u8]>, u32> = tokens.iter().flatten().cloned().zip(0..).collect();
         assert!(MergeTable::new(&tokens, &ordinary, &[(97, 98)]).is_err());
         assert!(MergeTable::new(&tokens, &ordinary, &[(97, 9_999_999)]).is_err());
         ordinary.remove(&b"a"[..]);
-        assert!(MergeTable::new(&tokens, &ordinary, &[]).is_err());
+        let table = MergeTable::new(&tokens, &ordinary, &[]).unwrap();
+        for piece in [&b"bac"[..], b"bacabbbbbbbbbbbbbbbbbb", b"a"] {
+            let mut out = vec![7];
+            table.encode_piece(piece, &mut out);
+            let kept = piece.iter().filter(|&&byte| byte != b'a').map(|&byte| u32::from(byte));
+            assert_eq!(out, std::iter::once(7).chain(kept).collect::<Vec<_>>());
+        }
+        assert!(MergeTable::new(&tokens, &HashMap::new(), &[]).is_err());
     }
 }

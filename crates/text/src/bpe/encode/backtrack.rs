@@ -31,13 +31,14 @@ pub(super) struct Backtracker {
 }
 
 impl Backtracker {
-    /// `None` for merges that are not closed: one joins what another of higher rank makes; and for merges of characters.
+    /// `None` for merges that are not closed: one joins what another of higher rank makes; for merges of characters, and where a byte has
+    /// no token.
     pub(super) fn new(
         tokens: &[Option<Box<[u8]>>],
         merges: &[(u32, u32)],
         table: &MergeTable,
     ) -> Option<Self> {
-        if table.characters().is_some() {
+        if table.characters().is_some() || table.lacks_bytes() {
             return None;
         }
         let mut last_made = vec![0; tokens.len()];

@@ -350,6 +350,9 @@ impl Memory {
         }
         scratch.clear();
         model.encode_piece(piece, scratch);
+        if scratch.is_empty() {
+            return 0;
+        }
         match table::answer(scratch) {
             Some(answer) => {
                 hot.push(key, hash, &answer);

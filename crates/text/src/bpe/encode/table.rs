@@ -110,8 +110,11 @@ impl PieceTable {
     }
 }
 
-/// The tokens as an answer, if there are few enough.
+/// The tokens as an answer, if there are few enough, and any.
 pub(super) fn answer(tokens: &[u32]) -> Option<Answer> {
+    if tokens.is_empty() {
+        return None;
+    }
     let mut answer = [0; MAX_TOKENS + 1];
     answer.get_mut(..MAX_TOKENS)?.get_mut(..tokens.len())?.copy_from_slice(tokens);
     answer[MAX_TOKENS] = tokens.len() as u32;
