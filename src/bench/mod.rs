@@ -4,6 +4,7 @@ mod card;
 mod clock;
 pub mod generate;
 mod limits;
+pub mod loader;
 pub mod ops;
 mod precision;
 mod random;

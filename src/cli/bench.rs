@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::bench::step::{Plan, Sizes};
-use crate::bench::{Precision, Settings, generate, ops, step, tokenizer};
+use crate::bench::{Precision, Settings, generate, loader, ops, step, tokenizer};
 use crate::failure::{Code, Failure, Result};
 use crate::stages::cuda;
 use std::num::NonZeroUsize;
@@ -62,6 +62,17 @@ Examples:
   ironmill bench tokenizer texts/ --pattern o200k --json
   ironmill bench tokenizer book.txt --tokenizer tokenizer.json")]
     Tokenizer(TokenizerArgs),
+    /// Filling batches: stored tokens a second by every sampler, and what a step waits for a batch
+    #[command(after_help = "\
+All blocks are read and checked once before anything is measured. The rate is of tokens as they are stored, two or four bytes
+each, while nobody computes; the wait is that of a step which sleeps for --step-ms. crates/data/tests/allocations.rs counts what
+a batch allocates: nothing. Without a folder the built-in stories are prepared, byte by byte.
+
+Examples:
+  ironmill bench loader
+  ironmill bench loader data --context 1024 --batch 12 --workers 2
+  ironmill bench loader runs/quickstart/data --sampler packed --json")]
+    Loader(LoaderArgs),
 }
 
 /// What both take.
@@ -173,6 +184,32 @@ pub struct TokenizerArgs {
     quick: bool,
 }
 
+/// The flags of `bench loader`.
+#[derive(clap::Args)]
+pub struct LoaderArgs {
+    /// A prepared folder [default: the built-in stories]
+    #[arg(value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Only this sampler: random, shuffled, sequential, packed or bucketed
+    #[arg(long, value_name = "NAME")]
+    sampler: Option<String>,
+    /// Tokens of a sample
+    #[arg(long, default_value = "1024", value_name = "N")]
+    context: NonZeroUsize,
+    /// Samples of a step
+    #[arg(long, default_value = "12", value_name = "N")]
+    batch: NonZeroUsize,
+    /// Threads that fill batches ahead; 0 fills them when they are asked for
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
+    workers: u16,
+    /// How long a step takes that waits for batches, in milliseconds
+    #[arg(long, default_value_t = 10, value_name = "MS")]
+    step_ms: u64,
+    /// A glance at the machine's peak and a few batches
+    #[arg(long)]
+    quick: bool,
+}
+
 /// Runs one of the commands.
 pub fn run(context: &Context, command: Command) -> Result<()> {
     context.refuse_overrides("bench")?;
@@ -213,6 +250,22 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
                 rounds: args.rounds.get(),
             };
             generate::run(&context.show, &args.common.device, &plan, settings)
+        }
+        Command::Loader(args) => {
+            if let Some(name) = &args.sampler {
+                loader::check_sampler(name)?;
+            }
+            let plan = loader::Plan {
+                dir: args.dir,
+                sampler: args.sampler,
+                context: args.context.get(),
+                batch: args.batch.get(),
+                workers: usize::from(args.workers),
+                step: std::time::Duration::from_millis(args.step_ms),
+                threads: context.threads,
+                quick: args.quick,
+            };
+            loader::run(&context.show, &plan)
         }
         Command::Ops(args) => {
             let settings = settings(&args.common, args.quick)?;

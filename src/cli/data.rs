@@ -1,12 +1,16 @@
-//! `ironmill data`: prepare, verify, inspect.
+//! `ironmill data`: prepare, verify, inspect, convert.
 
 use super::{Context, parse_count};
 use crate::failure::{Code, Failure, Result};
+use crate::faults::Faults;
 use crate::show::numbers::{bytes, counted, grouped};
 use crate::signals;
-use crate::stages::data::{PreparedData, TOKENIZER_NAME, prepare};
+use crate::stages::data::{PreparedData, TOKENIZER_NAME, prepare, write_tokenizer};
 use clap::ValueEnum;
-use ironmill_data::{BadUtf8, InputOptions, Inputs, PrepareOptions, Split, Summary, inspect, verify};
+use ironmill_data::{
+    BadUtf8, InputOptions, Inputs, PrepareOptions, Split, Summary, TokenFormat, export, import, inspect,
+    verify,
+};
 use ironmill_text::Tokenizer;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -16,9 +20,15 @@ use std::path::{Path, PathBuf};
 pub enum Command {
     /// Turn text into token shards
     #[command(after_help = "\
+Inputs are .txt, .md, .csv, .jsonl, .json and .parquet files, MediaWiki dumps (.xml) and WikiExtractor's folders, all but
+parquet also as .gz, .zst or .bz2; `-` is the standard input. Memory does not grow with them. Whatever ends the work, the
+same command goes on behind the last complete shard; where some inputs changed, only their part is done again.
+
 Examples:
   ironmill data prepare texts/ --tokenizer tokenizer.json --out data
   ironmill data prepare 'wiki/*.jsonl.zst' --tokenizer tokenizer.json --out data --validation 0.01
+  ironmill data prepare enwiki-latest-pages-articles.xml.bz2 --tokenizer tokenizer.json --out data
+  ironmill data prepare reviews.csv --text-key review --drop-duplicates --tokenizer tokenizer.json --out data
   ironmill data prepare all.txt --document-separator '<|endoftext|>' --tokenizer tokenizer.json --out data")]
     Prepare(PrepareArgs),
     /// Check every checksum and count
@@ -33,6 +43,17 @@ Examples:
   ironmill data inspect data
   ironmill data inspect data --tokenizer tokenizer.json")]
     Inspect(InspectArgs),
+    /// Write or read the token files of nanoGPT, llm.c and Megatron
+    #[command(after_help = "\
+nanogpt: train.bin and val.bin, raw 16-bit tokens. llmc: numbered files with llm.c's header, 16 or 32 bits. megatron: .bin and
+.idx. Tokens stay as they are. Reading needs the --tokenizer that made them, because none of these files names it.
+
+Examples:
+  ironmill data convert data --to nanogpt --out nanogpt/
+  ironmill data convert data --to megatron --out megatron/
+  ironmill data convert fineweb10B/ --from llmc --tokenizer gpt2.json --out data
+  ironmill data convert openwebtext/ --from nanogpt --tokenizer gpt2.json --out data")]
+    Convert(ConvertArgs),
 }
 
 /// How text inputs are found and read.
@@ -41,7 +62,7 @@ pub struct Reading {
     /// The text between documents of one file
     #[arg(long, value_name = "TEXT")]
     document_separator: Option<String>,
-    /// The field of a JSON lines row, or the column of a parquet file, that holds the text
+    /// The field of a JSON row, or the column of a CSV or parquet file, that holds the text
     #[arg(long, default_value = "text", value_name = "NAME")]
     text_key: String,
     /// What to do with text that is not UTF-8
@@ -58,7 +79,7 @@ pub struct Reading {
 /// The flags of `data prepare`.
 #[derive(clap::Args)]
 pub struct PrepareArgs {
-    /// Files, folders, patterns such as 'texts/*.txt', or builtin:stories:20MB
+    /// Files, folders, patterns such as 'texts/*.txt', builtin:stories:20MB, or - for the standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<String>,
     /// The tokenizer
@@ -73,6 +94,9 @@ pub struct PrepareArgs {
     /// Tokens of a shard
     #[arg(long, default_value = "100M", value_name = "N", value_parser = parse_count)]
     shard_tokens: u64,
+    /// Leave out documents with the text of an earlier one (those of more than 2 MiB are always kept)
+    #[arg(long)]
+    drop_duplicates: bool,
     #[command(flatten)]
     reading: Reading,
 }
@@ -96,6 +120,49 @@ pub struct InspectArgs {
     tokenizer: Option<PathBuf>,
 }
 
+/// The flags of `data convert`.
+#[derive(clap::Args)]
+pub struct ConvertArgs {
+    /// A prepared folder, or with --from a token file or a folder of them
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// Read files of this program
+    #[arg(long, value_enum, value_name = "FORM", requires = "tokenizer", conflicts_with = "to")]
+    from: Option<FormatName>,
+    /// Write files for this program
+    #[arg(long, value_enum, value_name = "FORM", required_unless_present = "from")]
+    to: Option<FormatName>,
+    /// The folder to write
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// The tokenizer that made the tokens
+    #[arg(long, value_name = "FILE", conflicts_with = "to")]
+    tokenizer: Option<PathBuf>,
+    /// Tokens of a shard
+    #[arg(long, default_value = "100M", value_name = "N", value_parser = parse_count, conflicts_with = "to")]
+    shard_tokens: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum FormatName {
+    /// Raw 16-bit tokens
+    Nanogpt,
+    /// llm.c's numbered files
+    Llmc,
+    /// Megatron-LM's .bin and .idx
+    Megatron,
+}
+
+impl From<FormatName> for TokenFormat {
+    fn from(name: FormatName) -> TokenFormat {
+        match name {
+            FormatName::Nanogpt => TokenFormat::NanoGpt,
+            FormatName::Llmc => TokenFormat::LlmC,
+            FormatName::Megatron => TokenFormat::Megatron,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum BadUtf8Name {
     /// Stop, and name the file and the offset
@@ -107,17 +174,8 @@ enum BadUtf8Name {
 }
 
 impl Reading {
-    /// Finds the inputs.
+    /// Finds the inputs, of which one may be the standard input.
     pub fn find(&self, specs: &[String]) -> Result<Inputs> {
-        self.find_with(specs, false)
-    }
-
-    /// The inputs, of which one may be the standard input.
-    pub fn find_or_stdin(&self, specs: &[String]) -> Result<Inputs> {
-        self.find_with(specs, true)
-    }
-
-    fn find_with(&self, specs: &[String], may_read_stdin: bool) -> Result<Inputs> {
         let options = InputOptions {
             document_separator: self.document_separator.clone(),
             text_key: self.text_key.clone(),
@@ -128,7 +186,7 @@ impl Reading {
             },
             sample: self.sample,
             seed: self.seed,
-            may_read_stdin,
+            may_read_stdin: true,
         };
         Ok(Inputs::from_specs(specs, &options)?)
     }
@@ -141,6 +199,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Prepare(args) => run_prepare(context, &args),
         Command::Verify(args) => run_verify(context, &args),
         Command::Inspect(args) => run_inspect(context, &args),
+        Command::Convert(args) => run_convert(context, &args),
     }
 }
 
@@ -155,21 +214,47 @@ fn check_is_folder(dir: &Path) -> Result<()> {
 
 fn run_prepare(context: &Context, args: &PrepareArgs) -> Result<()> {
     let tokenizer = Tokenizer::load(&args.tokenizer)?;
-    let inputs = args.reading.find(&args.inputs)?;
+    let mut inputs = args.reading.find(&args.inputs)?;
     let options = PrepareOptions {
         validation: args.validation,
         shard_tokens: args.shard_tokens,
+        drop_duplicates: args.drop_duplicates,
         threads: context.threads,
+        disk: Faults::from_environment()?.disk(),
     };
     let stop = signals::stop_flag()?;
-    let prepared = prepare(&inputs, &tokenizer, &args.out, &options, &context.show, &stop)?;
+    let held = hold_stdin(&mut inputs, &args.out)?;
+    let prepared = prepare(&inputs, &tokenizer, &args.out, &options, &context.show, &stop);
+    if let Some(copy) = held {
+        // What is left of it is written over by the next one.
+        let _ = std::fs::remove_file(copy);
+    }
+    let prepared = prepared?;
     let object = json!({
         "dir": args.out,
         "reused": prepared.reused,
+        "sections": prepared.manifest.sections.len(),
+        "reused_sections": prepared.reused_sections,
+        "skipped_documents": prepared.manifest.skipped_documents,
+        "duplicate_documents": prepared.manifest.duplicate_documents,
         "train": split_counts(&prepared, Split::Train),
         "validation": split_counts(&prepared, Split::Validation),
     });
     context.show.result(&format!("{}: {}", args.out.display(), prepared.summary()), &object)
+}
+
+/// The name of the copy of the standard input in the folder that is being prepared.
+const STDIN_COPY: &str = ".stdin.txt";
+
+/// Copies the standard input to where it can be read again, if it is one of the inputs; says where.
+fn hold_stdin(inputs: &mut Inputs, out: &Path) -> Result<Option<PathBuf>> {
+    if inputs.are_repeatable() {
+        return Ok(None);
+    }
+    std::fs::create_dir_all(out).map_err(|error| Failure::write(out, &error))?;
+    let copy = out.join(STDIN_COPY);
+    inputs.hold_stdin(&copy)?;
+    Ok(Some(copy))
 }
 
 fn split_counts(prepared: &PreparedData, split: Split) -> serde_json::Value {
@@ -209,6 +294,37 @@ fn run_inspect(context: &Context, args: &InspectArgs) -> Result<()> {
     let object =
         json!({"dir": args.dir, "manifest": summary.manifest, "bytes": summary.bytes, "samples": samples});
     context.show.result(&describe(args, &summary, &samples), &object)
+}
+
+fn run_convert(context: &Context, args: &ConvertArgs) -> Result<()> {
+    let (what, converted) = match (args.to, args.from, &args.tokenizer) {
+        (Some(to), ..) => {
+            check_is_folder(&args.path)?;
+            ("written", export(&args.path, to.into(), &args.out, &context.show)?)
+        }
+        (_, Some(from), Some(tokenizer)) => {
+            if args.shard_tokens == 0 {
+                return Err(Failure::new(Code::Usage, "--shard-tokens 0 leaves no room: give at least 1"));
+            }
+            let tokenizer = Tokenizer::load(tokenizer)?;
+            let show = &context.show;
+            let converted = import(&args.path, from.into(), &tokenizer, &args.out, args.shard_tokens, show)?;
+            write_tokenizer(&args.out, &tokenizer)?;
+            ("read", converted)
+        }
+        // The grammar asks for one direction, and for the tokenizer of the other.
+        _ => return Err(Failure::new(Code::Usage, "give --to, or --from with --tokenizer")),
+    };
+    let text = format!(
+        "{}: {} tokens in {}; {} {what}",
+        args.out.display(),
+        grouped(converted.tokens),
+        counted(converted.documents, "document"),
+        counted(converted.files.len() as u64, "file")
+    );
+    let (tokens, documents) = (converted.tokens, converted.documents);
+    let object = json!({"out": args.out, "files": converted.files, "tokens": tokens, "documents": documents});
+    context.show.result(&text, &object)
 }
 
 /// The tokenizer asked for, or the one beside the shards if it is theirs.
@@ -269,6 +385,14 @@ fn describe(args: &InspectArgs, summary: &Summary, samples: &[serde_json::Value]
             bytes(record.raw_bytes),
             counted(record.shards.len() as u64, "shard")
         );
+    }
+    for (count, why) in [
+        (manifest.skipped_documents, "left out because they are not UTF-8"),
+        (manifest.duplicate_documents, "left out as duplicates"),
+    ] {
+        if count > 0 {
+            text += &format!("{:10}  {} {why}\n", "documents", grouped(count));
+        }
     }
     let names: Vec<&str> = manifest.inputs.iter().map(|input| input.name.as_str()).collect();
     let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };

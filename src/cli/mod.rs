@@ -77,7 +77,7 @@ enum Command {
     /// Train a tokenizer, encode and decode
     #[command(subcommand)]
     Tokenizer(tokenizer::Command),
-    /// Prepare token shards, verify them, look inside
+    /// Prepare token shards, verify them, look inside, convert from and to other programs
     #[command(subcommand)]
     Data(data::Command),
     /// Train a model on prepared data, or go on with a run

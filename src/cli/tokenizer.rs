@@ -277,7 +277,7 @@ fn run_train(context: &Context, args: &TrainArgs) -> Result<()> {
             (train_on_counts(counts, &settings, &counting, &context.show)?, origin)
         }
         None => {
-            let inputs = args.reading.find_or_stdin(&args.inputs)?;
+            let inputs = args.reading.find(&args.inputs)?;
             let origin = Origin::of_inputs(&settings, &counting, &inputs);
             (train(&inputs, &settings, &counting, &context.show, &never)?, origin)
         }

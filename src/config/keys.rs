@@ -91,6 +91,8 @@ pub const KEYS: &[Key] = &[
     key("data", "shard_tokens", Kind::Count),
     key("data", "sampler", Kind::Choice(&["random", "shuffled", "sequential", "packed", "bucketed"])),
     key("data", "on_bad_utf8", Kind::Choice(&["error", "replace", "skip"])),
+    key("data", "drop_duplicates", Kind::Switch),
+    key("data", "workers", Kind::Count),
     key("model", "preset", Kind::Choice(&presets::NAMES)),
     key("model", "depth", Kind::Count),
     key("model", "architecture", Kind::Choice(&["gpt2", "llama", "encoder"])),
@@ -163,7 +165,7 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// Keys of a later version, refused by name rather than as unknown.
-const LATER_KEYS: &[(&str, &str)] = &[("data", "workers"), ("sample", "repetition_penalty")];
+const LATER_KEYS: &[(&str, &str)] = &[("sample", "repetition_penalty")];
 
 const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
     Key { section, name, kind }
@@ -236,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_key_of_a_later_version_is_refused_by_name() {
-        assert!(explain_unknown("data", "workers").contains("not available in this version"));
+        assert!(explain_unknown("sample", "repetition_penalty").contains("not available in this version"));
         assert!(explain_unknown_section("wire").contains("not available in this version"));
     }
 

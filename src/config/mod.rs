@@ -88,7 +88,7 @@ pub struct DataConfig {
     pub document_separator: Option<String>,
     /// The share of documents kept for measuring.
     pub validation: f64,
-    /// The field of a JSON lines row that holds the text.
+    /// The field or column that holds the text.
     pub text_key: String,
     /// How many tokens a shard holds.
     pub shard_tokens: u64,
@@ -96,6 +96,10 @@ pub struct DataConfig {
     pub sampler: String,
     /// What to do with text that is not UTF-8.
     pub on_bad_utf8: String,
+    /// Whether documents with the text of an earlier one are left out.
+    pub drop_duplicates: bool,
+    /// How many threads fill batches ahead of the step; 0 fills them in the step itself.
+    pub workers: u64,
 }
 
 /// `[model]`. What a family does not have is not there.

@@ -134,9 +134,12 @@ fn resolve_data(mut section: Section<'_>) -> Result<DataConfig> {
         shard_tokens: section.count("shard_tokens", 100_000_000u64),
         sampler: section.text("sampler", "shuffled"),
         on_bad_utf8: section.text("on_bad_utf8", "error"),
+        drop_duplicates: section.switch("drop_duplicates", false),
+        workers: section.count("workers", 1u64),
     };
     within("data.validation", data.validation, 0.0, 0.999)?;
     at_least("data.shard_tokens", data.shard_tokens, 1)?;
+    within("data.workers", data.workers as f64, 0.0, 64.0)?;
     if data.document_separator.as_deref() == Some("") {
         return Err(bad("data.document_separator is empty: remove it, or give the text between documents"));
     }

@@ -7,6 +7,7 @@ use super::tokenizer::{self, Budget, Counting};
 use crate::cli::Context;
 use crate::config::{Config, DEFAULT_MEMORY, MASK, TokenizerConfig, TokenizerTraining};
 use crate::failure::{Code, Failure, Result};
+use crate::faults::Faults;
 use crate::show::numbers::grouped;
 use ironmill_data::manifest::MANIFEST_NAME;
 use ironmill_data::{BadUtf8, Dataset, InputOptions, Inputs, PrepareOptions, Split, ngram_yardsticks};
@@ -52,7 +53,9 @@ pub fn make(run: &RunFolder, config: &Config, context: &Context, stop: &AtomicBo
     let options = PrepareOptions {
         validation: config.data.validation,
         shard_tokens: config.data.shard_tokens,
+        drop_duplicates: config.data.drop_duplicates,
         threads: context.threads,
+        disk: Faults::from_environment()?.disk(),
     };
     let prepared = data::prepare(&inputs, &tokenizer, &run.data(), &options, &context.show, stop)?;
     context.show.note(&format!("data: {}", prepared.summary()));

@@ -17,6 +17,8 @@ pub struct PreparedData {
     pub manifest: Manifest,
     /// Whether it was there already.
     pub reused: bool,
+    /// How many of its sections were.
+    pub reused_sections: u64,
 }
 
 /// Prepares a data set unless the folder already holds the same one.
@@ -29,8 +31,7 @@ pub fn prepare(
     stop: &AtomicBool,
 ) -> Result<PreparedData> {
     let prepared = ironmill_data::prepare(inputs, tokenizer, dir, options, show, stop)?;
-    let path = dir.join(TOKENIZER_NAME);
-    durable::write(&path, tokenizer.to_json().as_bytes()).map_err(|error| Failure::write(&path, &error))?;
+    write_tokenizer(dir, tokenizer)?;
     if inputs.ignored_files() > 0 {
         show.note(&format!("{} files of unknown kinds were passed over", grouped(inputs.ignored_files())));
     }
@@ -38,8 +39,34 @@ pub fn prepare(
         let skipped = grouped(prepared.manifest.skipped_documents);
         show.warn(&format!("{skipped} documents are not UTF-8 and were left out"));
     }
+    if prepared.manifest.duplicate_documents > 0 {
+        let dropped = grouped(prepared.manifest.duplicate_documents);
+        show.note(&format!("{dropped} documents have the text of an earlier one and were left out"));
+    }
+    let ironmill_data::Prepared { manifest, reused, reused_sections } = prepared;
+    if !reused && reused_sections > 0 {
+        let (kept, all) = (grouped(reused_sections), grouped(manifest.sections.len() as u64));
+        show.note(&format!("data: {kept} of {all} sections were there already and were kept"));
+    }
     show_unknown(dir, tokenizer, show)?;
-    Ok(PreparedData { manifest: prepared.manifest, reused: prepared.reused })
+    Ok(PreparedData { manifest, reused, reused_sections })
+}
+
+/// Puts the tokenizer beside the shards, unless it is there.
+pub fn write_tokenizer(dir: &Path, tokenizer: &Tokenizer) -> Result<()> {
+    let path = dir.join(TOKENIZER_NAME);
+    let json = tokenizer.to_json();
+    if std::fs::read_to_string(&path).is_ok_and(|found| found == json) {
+        return Ok(());
+    }
+    // A process that was killed here may have left half of one.
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&format!(".{TOKENIZER_NAME}.")) && name.ends_with(".partial") {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    durable::write(&path, json.as_bytes()).map_err(|error| Failure::write(&path, &error))
 }
 
 /// Says how many tokens of a data set stand for something that the vocabulary does not have, if it can happen at all.

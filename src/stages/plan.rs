@@ -223,7 +223,7 @@ pub fn loader(config: &Config, corpus: &Corpus) -> Result<Loader> {
     let tokens = corpus.dataset.split(Split::Train).clone();
     let length = config.model.context as usize;
     let rows = config.train.batch_tokens as usize / length;
-    Ok(Loader::new(tokens, sampler, config.seed, length, rows)?)
+    Ok(Loader::new(tokens, sampler, config.seed, length, rows)?.with_workers(config.data.workers as usize)?)
 }
 
 /// The memory that a run may plan with.

@@ -87,6 +87,9 @@ const ROWS: &[Row] = &[
     ("data.sampler", "packed", &[], "losses"),
     ("data.sampler", "bucketed", &[], "losses"),
     ("data.on_bad_utf8", "replace", &["--data.input", "bad.txt"], "exit code"),
+    ("data.drop_duplicates", "true", &["--data.input", "twice.jsonl"], "documents"),
+    // No batch depends on it, but there is a bound.
+    ("data.workers", "65", &[], "exit code"),
     ("model.preset", "nano", &["--train.batch-tokens", "128", "--train.micro-batch", "1"], "parameters"),
     ("model.depth", "2", &[], "parameters"),
     ("model.architecture", "llama", &[], "parameters"),
@@ -269,6 +272,9 @@ fn desk() -> Desk {
         .map(|text| format!("{{\"text\": {text:?}, \"body\": {:?}}}", text.repeat(3)))
         .collect();
     desk.write("rows.jsonl", (rows.join("\n") + "\n").repeat(30));
+    let many: String =
+        (0..60).map(|i| format!("{{\"text\": \"{} {}\"}}\n", stories[i % 2], i % 40)).collect();
+    desk.write("twice.jsonl", many);
     desk.write("bad.txt", [stories.repeat(30).join("\n").as_bytes(), b"\xff and more"].concat());
     desk.ok(&[
         "tokenizer",

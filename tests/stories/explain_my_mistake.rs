@@ -339,8 +339,8 @@ fn a_wrong_type_names_key_expected_and_found() {
 #[test]
 fn what_a_later_version_brings_is_refused_by_name() {
     let desk = Desk::new();
-    desk.write("c.toml", "[data]\nworkers = 2");
-    let said = ["c.toml:2", "data.workers", "not available in this version"];
+    desk.write("c.toml", "[sample]\nrepetition_penalty = 2");
+    let said = ["c.toml:2", "sample.repetition_penalty", "not available in this version"];
     desk.fails(78, &["config", "check", "c.toml"], &said);
 }
 

@@ -80,3 +80,20 @@ fn what_cannot_be_measured_is_said() {
     desk.fails(78, &["bench", "step", "--quick", "--model", "1x3x32"], &["heads"]);
     desk.fails(2, &["bench", "generate", "--tokens", "1"], &["--tokens"]);
 }
+
+#[test]
+fn a_bench_of_the_loader_shows_every_sampler_and_what_a_step_waits() {
+    let desk = Desk::new();
+    let said = desk.ok(&["bench", "loader", "--quick", "--json", "--context", "64", "--step-ms", "1"]);
+    let lines: Vec<serde_json::Value> =
+        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let samplers: Vec<&serde_json::Value> = lines.iter().filter(|line| line["kind"] == "sampler").collect();
+    assert_eq!(samplers.len(), 5, "{said}");
+    for line in samplers {
+        assert!(line["stored_bytes_per_s"].as_f64().unwrap() > 0.0 && line["wait_s"].as_f64().unwrap() > 0.0);
+    }
+    let one =
+        desk.ok(&["bench", "loader", "--quick", "--sampler", "packed", "--workers", "0", "--step-ms", "1"]);
+    assert!(one.contains("packed") && !one.contains("bucketed"), "{one}");
+    desk.fails(2, &["bench", "loader", "--sampler", "best"], &["best", "packed"]);
+}

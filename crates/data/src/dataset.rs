@@ -228,6 +228,21 @@ impl TokenStream {
         Ok(())
     }
 
+    /// Fills `ids` with the tokens from `position` on and `targets`, which is as long, with those behind each of them, going
+    /// back to the first after the last. Inside a shard both come from one read.
+    pub fn read_shifted(&self, position: u64, ids: &mut [u32], targets: &mut [u32]) -> Result<()> {
+        if let Source::Shards { shards, starts } = &self.source
+            && let Some(idx) = starts.partition_point(|&start| start <= position).checked_sub(1)
+            && position - starts[idx] + (ids.len() as u64) < shards[idx].header().tokens
+        {
+            return shards[idx].read_shifted(position - starts[idx], ids, targets);
+        }
+        self.read_wrapped(position, ids)?;
+        let Some(last) = ids.len().checked_sub(1) else { return Ok(()) };
+        targets[..last].copy_from_slice(&ids[1..]);
+        self.read_wrapped(position + ids.len() as u64, &mut targets[last..])
+    }
+
     /// Fills `out` with the tokens from `position` on, going back to the first after the last.
     pub fn read_wrapped(&self, position: u64, out: &mut [u32]) -> Result<()> {
         if self.tokens == 0 {
@@ -288,7 +303,7 @@ mod tests {
         std::fs::write(&path, "the cat sat on the mat and the dog sat on the log ".repeat(40)).unwrap();
         let stream = |shard_tokens: u64| {
             let out = folder.path().join(format!("out-{shard_tokens}"));
-            let options = PrepareOptions { validation: 0.0, shard_tokens, threads: 1 };
+            let options = PrepareOptions { validation: 0.0, shard_tokens, ..PrepareOptions::default() };
             prepare_quietly(&inputs(&[&path]), &out, &options).unwrap();
             Dataset::open(&out).unwrap().split(Split::Train).clone()
         };

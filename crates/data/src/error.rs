@@ -70,13 +70,23 @@ pub enum Error {
         /// Where the first bad byte is, counted in the decompressed file.
         offset: u64,
     },
-    /// A row of a JSON lines file that cannot be used.
+    /// A row of a JSON lines or CSV file that cannot be used.
     #[error("{file}, line {line}: {reason}; correct the row or choose another field with --text-key")]
     BadRow {
         /// The file.
         file: String,
         /// The line, counted from 1.
         line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Something in a structured file that cannot be used.
+    #[error("{file}, byte {position}: {reason}; correct the file, or choose another field with --text-key")]
+    BadElement {
+        /// The file.
+        file: String,
+        /// Where it starts, in bytes after decompression.
+        position: u64,
         /// What is wrong with it.
         reason: String,
     },
@@ -98,6 +108,34 @@ pub enum Error {
         /// How many decompressed bytes were good.
         offset: u64,
         /// What the decompressor said.
+        reason: String,
+    },
+    /// An input that is another one than it was when the work began.
+    #[error("{file} changed while it was read: run the same command again once it stays as it is")]
+    ChangedInput {
+        /// The file.
+        file: String,
+    },
+    /// A document, row or page that is longer than what is held at once.
+    #[error("{file}: {what} at byte {position} is longer than {} MiB: split it, or leave it out", max_bytes >> 20)]
+    TooLong {
+        /// The file.
+        file: String,
+        /// What is too long.
+        what: &'static str,
+        /// Where it starts, in bytes after decompression.
+        position: u64,
+        /// The most that is held.
+        max_bytes: u64,
+    },
+    /// A token file of another program that is none, or does not fit.
+    #[error("{}: {reason} (at byte {offset}); check --from and that the file is whole", path.display())]
+    BadTokenFile {
+        /// The file.
+        path: PathBuf,
+        /// Where it is wrong.
+        offset: u64,
+        /// What is wrong with it.
         reason: String,
     },
     /// Something that must be held at once and does not fit the memory.
@@ -146,6 +184,12 @@ pub enum Error {
         path: PathBuf,
         /// What was found.
         reason: String,
+    },
+    /// A folder that holds a data set already.
+    #[error("{} already holds a data set: choose another folder, or remove it", path.display())]
+    AlreadyADataset {
+        /// The folder.
+        path: PathBuf,
     },
     /// A folder without a manifest.
     #[error("{} holds no prepared data (no manifest.json): run `ironmill data prepare` with --out {}", path.display(), path.display())]
@@ -249,6 +293,12 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+    /// Another process prepares the same folder.
+    #[error("{} is being prepared by another ironmill: wait until it ends, or choose another folder", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The caller asked to stop.
     #[error("stopped before the work was done: run the same command again")]
     Stopped,
@@ -275,6 +325,10 @@ impl Error {
             Error::UnsupportedFormat { .. }
             | Error::BadUtf8 { .. }
             | Error::BadRow { .. }
+            | Error::BadElement { .. }
+            | Error::ChangedInput { .. }
+            | Error::TooLong { .. }
+            | Error::BadTokenFile { .. }
             | Error::DamagedInput { .. }
             | Error::TooLarge { .. }
             | Error::BadParquet { .. }
@@ -291,7 +345,7 @@ impl Error {
             Error::BadSetting { .. } | Error::OutOfRange { .. } => Class::BadSetting,
             Error::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Class::NoInput,
             Error::Read { .. } => Class::Io,
-            Error::Write { .. } => Class::CannotWrite,
+            Error::Write { .. } | Error::InUse { .. } | Error::AlreadyADataset { .. } => Class::CannotWrite,
             Error::Stopped => Class::Stopped,
         }
     }

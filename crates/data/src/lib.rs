@@ -51,7 +51,9 @@
 //! - [`order`], [`Loader`]: samples as pure functions of (seed, index), batches without allocation; windows of tokens that
 //!   are [random](Sampler::Random), [shuffled](Sampler::Shuffled) or [sequential](Sampler::Sequential), documents that are
 //!   [packed](Sampler::Packed) or [bucketed](Sampler::Bucketed) by length
+//! - [`TokenCache`]: prompts, answers and templates encoded once, so that no tokenizer runs inside a step
 //! - [`yardsticks`]: cross-entropies of unigram and bigram counts
+//! - [`convert`]: token files of nanoGPT, llm.c and Megatron, written and read
 //! - [`safetensors`]: the container of model weights and optimiser state
 //! - [`gguf`]: the container of llama.cpp's models, read with and without quantisation
 //! - [`llmc`]: the checkpoints of llm.c
@@ -60,8 +62,10 @@
 //!
 //! Nothing here prints, reads the environment or holds global state; [`Error::class`] tells a program its exit code.
 
+mod ahead;
 mod buckets;
 pub mod builtin;
+pub mod convert;
 mod dataset;
 pub mod documents;
 mod error;
@@ -79,8 +83,10 @@ pub mod shard;
 mod size;
 #[cfg(test)]
 mod testing;
+mod token_cache;
 pub mod yardsticks;
 
+pub use convert::{Converted, TokenFormat, export, import};
 pub use dataset::{Dataset, Split, TokenStream};
 pub use documents::{BadUtf8, Chunk, Document, Documents, HELD_SHARE, InputOptions, Inputs, TextChunks};
 pub use error::{Class, Error, Result};
@@ -91,4 +97,5 @@ pub use manifest::Manifest;
 pub use order::{Order, Sampler};
 pub use prepare::{PrepareOptions, Prepared, prepare};
 pub use size::parse_size;
+pub use token_cache::{TokenCache, TokenRange};
 pub use yardsticks::{Yardsticks, ngram_yardsticks};

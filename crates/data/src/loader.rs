@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::ahead::Ahead;
 use crate::buckets::{Buckets, Example};
 use crate::dataset::TokenStream;
 use crate::error::{Error, Result};
@@ -40,6 +41,7 @@ pub struct Loader {
     plan: Arc<Plan>,
     lengths: Arc<[usize]>,
     rows: usize,
+    ahead: Option<Arc<Ahead>>,
 }
 
 /// Where the samples lie.
@@ -86,7 +88,15 @@ impl Loader {
             Plan::Windows(_) | Plan::Packed { .. } => vec![context],
             Plan::Bucketed(buckets) => buckets.lengths(),
         };
-        Ok(Loader { stream, plan: Arc::new(plan), lengths: lengths.into(), rows })
+        Ok(Loader { stream, plan: Arc::new(plan), lengths: lengths.into(), rows, ahead: None })
+    }
+
+    /// The same loader with so many threads that fill steps before they are asked for; zero fills each when it is asked for. The
+    /// samples do not depend on it.
+    pub fn with_workers(self, workers: usize) -> Result<Loader> {
+        let loader = Loader { ahead: None, ..self };
+        let ahead = if workers > 0 { Some(Arc::new(Ahead::start(&loader, workers)?)) } else { None };
+        Ok(Loader { ahead, ..loader })
     }
 
     /// The stream that is sampled.
@@ -161,8 +171,20 @@ impl Loader {
         }
     }
 
-    /// Fills the samples of the step that starts at `first_sample`, which is a multiple of the rows if bucketed.
-    pub fn fill(&self, first_sample: u64, batch: BatchMut<'_>) -> Result<()> {
+    /// Fills the samples of the step that starts at `first_sample`, which is a multiple of the rows if bucketed. With
+    /// [workers](Self::with_workers) they are usually there already.
+    pub fn fill(&self, first_sample: u64, mut batch: BatchMut<'_>) -> Result<()> {
+        if let Some(ahead) = &self.ahead {
+            self.check(first_sample, self.length(first_sample), &batch)?;
+            if ahead.take(first_sample, &mut batch)? {
+                return Ok(());
+            }
+        }
+        self.fill_now(first_sample, batch)
+    }
+
+    /// Fills the samples of a step on this thread.
+    pub(crate) fn fill_now(&self, first_sample: u64, batch: BatchMut<'_>) -> Result<()> {
         let length = self.length(first_sample);
         self.check(first_sample, length, &batch)?;
         for (row, sample) in batch.samples.iter_mut().enumerate() {
@@ -265,10 +287,7 @@ impl Row<'_> {
     }
 
     fn read_window(&mut self, stream: &TokenStream, start: u64) -> Result<()> {
-        let last = self.ids.len() - 1;
-        stream.read_wrapped(start, self.ids)?;
-        self.targets[..last].copy_from_slice(&self.ids[1..]);
-        stream.read_wrapped(start + self.ids.len() as u64, &mut self.targets[last..])
+        stream.read_shifted(start, self.ids, self.targets)
     }
 
     /// Says that the places `begin..end` are one document.

@@ -6,18 +6,18 @@
 use std::fs;
 use std::path::Path;
 
-use ironmill_text::durable;
+use ironmill_text::durable::Disk;
 use serde::{Deserialize, Serialize};
 
 use crate::dataset::Split;
 use crate::error::{Error, Result};
-use crate::shard::WrittenShard;
+use crate::shard::{Header, WrittenShard};
 
 /// The name of the manifest in its folder.
 pub const MANIFEST_NAME: &str = "manifest.json";
 
-/// The version this program writes and reads.
-pub const MANIFEST_VERSION: u32 = 1;
+/// The version this program writes. It also reads version 1, which knows no sections.
+pub const MANIFEST_VERSION: u32 = 2;
 
 /// Everything that is known about a prepared data set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +41,12 @@ pub struct Manifest {
     pub fingerprint: String,
     /// How many documents were left out because their text is not UTF-8.
     pub skipped_documents: u64,
+    /// How many documents were left out because an earlier one has the same text.
+    #[serde(default)]
+    pub duplicate_documents: u64,
+    /// The runs of inputs that were prepared each by itself, in order.
+    #[serde(default)]
+    pub sections: Vec<SectionRecord>,
     /// The tokens to train on.
     pub train: SplitRecord,
     /// The tokens to measure on.
@@ -57,7 +63,7 @@ pub struct Settings {
     pub shard_tokens: u64,
     /// The text between documents of a text file, if any.
     pub document_separator: Option<String>,
-    /// The field of a JSON lines row that holds the text.
+    /// The field or column that holds the text.
     pub text_key: String,
     /// What was done with text that is not UTF-8.
     pub on_bad_utf8: String,
@@ -65,17 +71,40 @@ pub struct Settings {
     pub sample: Option<u64>,
     /// The seed of the split, of the choice of files and of built-in corpora.
     pub seed: u64,
+    /// Whether documents with the text of an earlier one were left out.
+    #[serde(default)]
+    pub drop_duplicates: bool,
+}
+
+/// Some consecutive inputs and what became of them. Their shards hold nothing else, so that inputs that change cost no more than
+/// their own section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SectionRecord {
+    /// A hash of all that decides what the shards hold.
+    pub fingerprint: String,
+    /// How many inputs it has.
+    pub inputs: u64,
+    /// How many shards of the training split are its own.
+    pub train_shards: u64,
+    /// How many shards of the validation split are its own.
+    pub validation_shards: u64,
+    /// How many documents were left out because their text is not UTF-8.
+    pub skipped_documents: u64,
+    /// How many documents were left out because an earlier one has the same text.
+    pub duplicate_documents: u64,
 }
 
 /// An input as it was when it was read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputRecord {
-    /// The path as it was found, or the name of a built-in corpus.
+    /// The path as it was found, the name of a built-in corpus, or `-` for the standard input.
     pub name: String,
     /// Its size on disk, or the size asked of a built-in corpus.
     pub bytes: u64,
-    /// When it was last changed, in nanoseconds since 1970; zero for a built-in corpus.
+    /// When it was last changed, in nanoseconds since 1970; zero for a built-in corpus, and a hash of the content of what came
+    /// from the standard input.
     pub modified_ns: u64,
 }
 
@@ -122,10 +151,15 @@ impl Manifest {
 
     /// Writes the manifest into a folder, aside, synced and renamed.
     pub fn save(&self, dir: &Path) -> Result<()> {
+        self.save_on(&Disk::default(), dir)
+    }
+
+    /// Writes the manifest on a disk that may be watched.
+    pub(crate) fn save_on(&self, disk: &Disk, dir: &Path) -> Result<()> {
         let path = dir.join(MANIFEST_NAME);
         let bytes = to_bytes(self)
             .map_err(|error| Error::BadManifest { path: path.clone(), reason: error.to_string() })?;
-        durable::write(&path, &bytes).map_err(Error::write(&path))
+        disk.write(&path, &bytes).map_err(Error::write(&path))
     }
 
     /// The hash of everything that decides what preparing gives: inputs, settings and tokenizer.
@@ -149,16 +183,17 @@ impl SplitRecord {
     /// Adds a shard, and its counts to the split's.
     pub(crate) fn push(&mut self, file: String, shard: &WrittenShard) {
         let header = &shard.header;
-        self.tokens += header.tokens;
-        self.documents += header.documents;
-        self.raw_bytes += header.raw_bytes;
-        self.shards.push(ShardRecord {
-            file,
-            tokens: header.tokens,
-            documents: header.documents,
-            raw_bytes: header.raw_bytes,
-            blake3: hex(&shard.hash),
-        });
+        let blake3 = hex(&shard.hash);
+        let Header { tokens, documents, raw_bytes, .. } = *header;
+        self.push_record(ShardRecord { file, tokens, documents, raw_bytes, blake3 });
+    }
+
+    /// Adds a shard that is known by its record.
+    pub(crate) fn push_record(&mut self, shard: ShardRecord) {
+        self.tokens += shard.tokens;
+        self.documents += shard.documents;
+        self.raw_bytes += shard.raw_bytes;
+        self.shards.push(shard);
     }
 }
 
@@ -192,15 +227,23 @@ fn parse(bytes: &[u8]) -> std::result::Result<Manifest, String> {
     let mut object = content.to_vec();
     object.extend(b"\n}");
     let version: Version = serde_json::from_slice(&object).map_err(|error| error.to_string())?;
-    if version.format != FORMAT || version.version != MANIFEST_VERSION {
+    if version.format != FORMAT || !(1..=MANIFEST_VERSION).contains(&version.version) {
         return Err(format!(
-            "it is {} version {}, this program reads {FORMAT} version {MANIFEST_VERSION}",
+            "it is {} version {}, this program reads {FORMAT} up to version {MANIFEST_VERSION}",
             version.format, version.version
         ));
     }
     let manifest: Manifest = serde_json::from_slice(&object).map_err(|error| error.to_string())?;
     for split in [&manifest.train, &manifest.validation] {
         check_split(split)?;
+    }
+    let of_sections =
+        |count: fn(&SectionRecord) -> u64| manifest.sections.iter().map(count).fold(0, u64::saturating_add);
+    let is_whole = of_sections(|section| section.inputs) == manifest.inputs.len() as u64
+        && of_sections(|section| section.train_shards) == manifest.train.shards.len() as u64
+        && of_sections(|section| section.validation_shards) == manifest.validation.shards.len() as u64;
+    if !is_whole && !manifest.sections.is_empty() {
+        return Err("the counts of its sections are not those of its inputs and shards".into());
     }
     Ok(manifest)
 }

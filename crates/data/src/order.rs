@@ -235,6 +235,8 @@ pub(crate) const PURPOSE_VALIDATION: u64 = 4;
 pub(crate) const PURPOSE_FILES: u64 = 5;
 /// The order of the groups and examples of the bucketed sampler.
 pub(crate) const PURPOSE_BUCKETS: u64 = 6;
+/// Where sections of inputs end.
+pub(crate) const PURPOSE_SECTIONS: u64 = 7;
 
 fn mix(mut z: u64) -> u64 {
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

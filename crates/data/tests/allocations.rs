@@ -43,12 +43,15 @@ fn filling_allocates_nothing_with_any_sampler() {
     let folder = tempfile::tempdir().unwrap();
     let documents = (0..200u32).map(|i| (0..i % 90).collect()).collect();
     for stream in [TokenStream::from_documents(documents, 1), prepared(folder.path()).unwrap()] {
-        for sampler in Sampler::ALL {
+        for (sampler, workers) in Sampler::ALL.into_iter().flat_map(|sampler| [0, 2].map(|n| (sampler, n))) {
             let loader = Loader::new(stream.clone(), sampler, 1, CONTEXT, ROWS).unwrap();
+            let loader = loader.with_workers(workers).unwrap();
+            // A thread that has just started still allocates for itself.
+            std::thread::sleep(std::time::Duration::from_millis(20));
             let [mut ids, mut targets, mut positions, mut borders] =
                 [0; 4].map(|zero| vec![zero; ROWS * CONTEXT]);
             let mut samples = [0; ROWS];
-            // The first step counts too: blocks are checked when they are first touched.
+            // The first step counts too: blocks are checked when they are first touched, by workers as well.
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             for first_sample in (0..100 * ROWS as u64).step_by(ROWS) {
                 let numbers = ROWS * loader.length(first_sample);
@@ -61,7 +64,7 @@ fn filling_allocates_nothing_with_any_sampler() {
                 };
                 loader.fill(first_sample, batch).unwrap();
             }
-            assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{sampler:?}");
+            assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{sampler:?} {workers} workers");
         }
     }
 }

@@ -67,6 +67,16 @@ impl Disk {
         staged.commit()
     }
 
+    /// Appends `bytes` to the file at `path`, which is made if need be, and syncs it. After a crash the file may end inside
+    /// them.
+    pub fn append(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        self.before(Act::Write, path)?;
+        file.write_all(bytes)?;
+        self.before(Act::Sync, path)?;
+        file.sync_data()
+    }
+
     /// Makes the names in the folder `path` survive a crash; see [`sync_dir`].
     pub fn sync_dir(&self, path: &Path) -> io::Result<()> {
         self.before(Act::Sync, path)?;

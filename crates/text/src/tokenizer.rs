@@ -20,7 +20,7 @@ use crate::pattern::Pattern;
 use crate::special::{Part, Specials, Wanted, for_each_part};
 use crate::wordpiece::{self, WordPiece};
 use crate::words::{self, WordVocabulary};
-use crate::{Error, FrequentPieces, Result, StreamDecoder, durable, llama2c, own_json};
+use crate::{Error, FrequentPieces, Result, StreamDecoder, TextCuts, durable, llama2c, own_json};
 
 /// Turns text into token ids and back. Immutable; a clone shares its tables.
 #[derive(Debug, Clone)]
@@ -237,6 +237,19 @@ impl Tokenizer {
             Model::Word(vocabulary) => Some(vocabulary.pattern()),
             Model::Char(_) | Model::Byte(_) | Model::SentencePiece(_) | Model::WordPiece(_) => None,
         }
+    }
+
+    /// Where ordinary text may be cut so that the parts, encoded one by one, have the tokens of the whole.
+    pub fn cuts(&self) -> Result<TextCuts> {
+        let pattern = match &self.model {
+            Model::Bpe(bpe) => bpe.pattern().clone(),
+            Model::Word(vocabulary) => vocabulary.pattern().clone(),
+            // Their tokens depend on no neighbours, so text may be cut anywhere, also where any pattern would.
+            Model::Char(_) | Model::Byte(_) => Pattern::Gpt2,
+            // Merges that go over spaces, rules of others for words: nothing is known about where they end.
+            Model::SentencePiece(_) | Model::WordPiece(_) => Pattern::Regex("(?s).+".into()),
+        };
+        TextCuts::new(&pattern, &[], false)
     }
 
     /// How many merges a BPE tokenizer has; 0 for the other kinds.

@@ -122,7 +122,7 @@ fn keep_pieces(context: &Context, args: &ConvertArgs, tokenizer: &Tokenizer) -> 
     };
     let special: Vec<String> = tokenizer.special_tokens().iter().map(|(text, _)| text.clone()).collect();
     let settings = CountSettings::new(pattern, &special, false);
-    let inputs = args.reading.find_or_stdin(&args.pieces_from)?;
+    let inputs = args.reading.find(&args.pieces_from)?;
     let budget = Budget::new(DEFAULT_MEMORY, context.threads, None, false)?;
     let counted = count_pieces(&inputs, &settings, &budget, &context.show, &AtomicBool::new(false))?;
     let pieces = FrequentPieces::of(&counted, FrequentPieces::USUAL)?;

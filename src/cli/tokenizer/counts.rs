@@ -61,7 +61,7 @@ pub fn run_count(context: &Context, args: &CountArgs) -> Result<()> {
     let pattern: Pattern = args.pattern.parse()?;
     let settings = CountSettings::new(&pattern, &args.special, args.lines);
     check_can_write(&args.out)?;
-    let inputs = args.reading.find_or_stdin(&args.inputs)?.task(task, of);
+    let inputs = args.reading.find(&args.inputs)?.task(task, of);
     let origin = Origin::of_count(&settings, &inputs);
     if let Ok(done) = CountsFile::open(&args.out)
         && inputs.are_repeatable()

@@ -97,6 +97,8 @@ const EFFECTS: &[(&str, &str, &str)] = &[
     ("data.shard_tokens", "", "\"1M\""),
     ("data.sampler", "", "\"packed\""),
     ("data.on_bad_utf8", "", "\"skip\""),
+    ("data.drop_duplicates", "", "true"),
+    ("data.workers", "", "2"),
     ("model.preset", "", "\"gpt2\""),
     ("model.depth", "", "5"),
     ("model.architecture", "", "\"llama\""),

@@ -22,15 +22,31 @@ pub struct Chunk {
 
 /// A document, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct ChunkPart {
-    range: Range<usize>,
-    position: u64,
+pub(crate) struct ChunkPart {
+    /// Its place in the chunk's text. It may be empty where nothing is left of a document but its end.
+    pub(crate) range: Range<usize>,
+    /// Where in its file it starts.
+    pub(crate) position: u64,
+    /// Whether a document starts with it.
+    pub(crate) starts: bool,
+    /// Whether its document ends with it.
+    pub(crate) ends: bool,
 }
 
 impl Chunk {
     /// The documents, or parts of documents, and where in its file each starts.
     pub fn parts(&self) -> impl Iterator<Item = (&str, u64)> {
         self.parts.iter().map(|part| (&self.text[part.range.clone()], part.position))
+    }
+
+    /// The text of all parts.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The parts with what is known of them.
+    pub(crate) fn pieces(&self) -> &[ChunkPart] {
+        &self.parts
     }
 
     /// Which of the inputs it comes from.
@@ -43,22 +59,40 @@ impl Chunk {
 pub struct TextChunks<'a> {
     inputs: &'a Inputs,
     cuts: TextCuts,
-    /// How much text makes a chunk.
-    chunk_bytes: usize,
-    /// The most text that is held whole because it cannot be cut.
-    max_bytes: usize,
+    sizes: ChunkSizes,
     next_source: usize,
+    end_source: usize,
+    refuses_empty: bool,
     current: Option<Current>,
     bytes_before: u64,
     documents: u64,
     skipped: u64,
 }
 
+/// How text is shared out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkSizes {
+    /// How much text makes a chunk.
+    pub(crate) chunk_bytes: usize,
+    /// The longest document that is never cut.
+    pub(crate) whole_bytes: usize,
+    /// The most text that is held whole because it cannot be cut.
+    pub(crate) max_bytes: usize,
+}
+
 enum Current {
     /// Cut wherever that is allowed.
     Streamed(Box<Streamed>),
-    /// By whole documents.
-    Whole(Box<Reading>),
+    /// By whole documents, of which a long one is cut when it is there.
+    Whole { reading: Box<Reading>, long: Option<LongDocument> },
+}
+
+/// A document that is given out in parts.
+struct LongDocument {
+    text: String,
+    /// How much of it was given out.
+    given: usize,
+    position: u64,
 }
 
 /// A text file being read.
@@ -85,12 +119,25 @@ impl Inputs {
     /// [share](HELD_SHARE) of `memory` for it that must be held at once, because it cannot be cut, is an error.
     pub fn chunks(&self, cuts: TextCuts, chunk_bytes: usize, memory: usize) -> TextChunks<'_> {
         let max_bytes = memory / HELD_SHARE as usize;
+        let sizes = ChunkSizes { chunk_bytes, whole_bytes: 0, max_bytes };
+        let chunks = self.chunks_of(0..self.sources.len(), cuts, sizes);
+        TextChunks { refuses_empty: !self.may_be_empty, ..chunks }
+    }
+
+    /// The text of some of the inputs, which may have none.
+    pub(crate) fn chunks_of(
+        &self,
+        sources: Range<usize>,
+        cuts: TextCuts,
+        sizes: ChunkSizes,
+    ) -> TextChunks<'_> {
         TextChunks {
             inputs: self,
             cuts,
-            chunk_bytes,
-            max_bytes,
-            next_source: 0,
+            sizes,
+            next_source: sources.start,
+            end_source: sources.end,
+            refuses_empty: false,
             current: None,
             bytes_before: 0,
             documents: 0,
@@ -105,23 +152,28 @@ impl TextChunks<'_> {
         loop {
             chunk.parts.clear();
             let Some(current) = &mut self.current else {
-                let Some(source) = self.inputs.sources.get(self.next_source) else {
-                    let is_empty = self.documents == 0 && !self.inputs.may_be_empty;
+                if self.next_source == self.end_source {
+                    let is_empty = self.documents == 0 && self.refuses_empty;
                     return if is_empty { Err(self.inputs.empty()) } else { Ok(false) };
-                };
+                }
+                let source = &self.inputs.sources[self.next_source];
                 let options = &self.inputs.options;
                 self.current = Some(match &source.kind {
                     // Whether a document is left out is known only at its end.
                     SourceKind::File { path, format: Format::Text, compression }
                         if options.on_bad_utf8 != BadUtf8::Skip =>
                     {
-                        let file = OpenFile::open(path, &source.record.name, *compression, self.max_bytes)?;
+                        let max_bytes = self.sizes.max_bytes;
+                        let file = OpenFile::open(path, &source.record.name, *compression, max_bytes)?;
                         Current::Streamed(Box::new(Streamed::new(
                             file,
                             options.document_separator.as_deref(),
                         )))
                     }
-                    _ => Current::Whole(Box::new(Reading::open(source, options, self.max_bytes)?)),
+                    _ => Current::Whole {
+                        reading: Box::new(Reading::open(source, options, self.sizes.max_bytes)?),
+                        long: None,
+                    },
                 });
                 self.next_source += 1;
                 continue;
@@ -129,39 +181,49 @@ impl TextChunks<'_> {
             let file_idx = self.next_source - 1;
             let source = &self.inputs.sources[file_idx];
             chunk.file_idx = file_idx;
+            let policy = self.inputs.options.on_bad_utf8;
             let has_more = match current {
                 Current::Streamed(streamed) => {
-                    let policy = self.inputs.options.on_bad_utf8;
-                    let (n_documents, has_more) =
-                        streamed.next(chunk, &self.cuts, self.chunk_bytes, self.max_bytes, policy)?;
+                    let (n_documents, has_more) = streamed.next(chunk, &self.cuts, self.sizes, policy)?;
                     self.documents += n_documents;
                     has_more
                 }
-                Current::Whole(reading) => {
-                    let mut text = std::mem::take(&mut chunk.text);
-                    text.clear();
+                Current::Whole { reading, long } => {
+                    chunk.text.clear();
                     let mut has_more = true;
-                    while text.len() < self.chunk_bytes {
+                    while chunk.text.len() < self.sizes.chunk_bytes {
+                        if let Some(document) = long {
+                            if document.next(chunk, &self.cuts, self.sizes.chunk_bytes) {
+                                *long = None;
+                            }
+                            break;
+                        }
                         let Some(RawDocument { position, bytes }) = reading.next()? else {
                             has_more = false;
                             break;
                         };
-                        if bytes.len() > self.max_bytes {
-                            return Err(too_long(&source.record.name, position, bytes.len(), self.max_bytes));
+                        let max_bytes = self.sizes.max_bytes;
+                        if bytes.len() > max_bytes {
+                            return Err(too_long(&source.record.name, position, bytes.len(), max_bytes));
                         }
-                        let policy = self.inputs.options.on_bad_utf8;
                         let Some(document) = policy.apply(bytes, &source.record.name, position)? else {
                             self.skipped += 1;
                             continue;
                         };
-                        if !is_blank(&document) {
-                            let start = text.len();
-                            text.push_str(&document);
-                            chunk.parts.push(ChunkPart { range: start..text.len(), position });
-                            self.documents += 1;
+                        if is_blank(&document) {
+                            continue;
                         }
+                        self.documents += 1;
+                        if document.len() > self.sizes.whole_bytes.max(self.sizes.chunk_bytes) {
+                            *long = Some(LongDocument { text: document, given: 0, position });
+                            // It starts a chunk of its own.
+                            if chunk.parts.is_empty() { continue } else { break }
+                        }
+                        let start = chunk.text.len();
+                        chunk.text.push_str(&document);
+                        let range = start..chunk.text.len();
+                        chunk.parts.push(ChunkPart { range, position, starts: true, ends: true });
                     }
-                    chunk.text = text;
                     has_more
                 }
             };
@@ -180,7 +242,7 @@ impl TextChunks<'_> {
         let current = match &self.current {
             None => 0,
             Some(Current::Streamed(streamed)) => streamed.file.bytes_from_disk(),
-            Some(Current::Whole(reading)) => reading.bytes_read(),
+            Some(Current::Whole { reading, .. }) => reading.bytes_read(),
         };
         self.bytes_before + current
     }
@@ -201,6 +263,30 @@ impl TextChunks<'_> {
     }
 }
 
+impl LongDocument {
+    /// Makes the next part of it the chunk's text; says whether that was the last one.
+    fn next(&mut self, chunk: &mut Chunk, cuts: &TextCuts, chunk_bytes: usize) -> bool {
+        let rest = &self.text[self.given..];
+        let mut wanted = chunk_bytes;
+        let length = loop {
+            if wanted >= rest.len() {
+                break rest.len();
+            }
+            match cuts.last(&rest[..rest.floor_char_boundary(wanted)]) {
+                Some(cut) => break cut,
+                None => wanted *= 2,
+            }
+        };
+        chunk.text.clear();
+        chunk.text.push_str(&rest[..length]);
+        let (starts, ends) = (self.given == 0, length == rest.len());
+        let position = self.position + self.given as u64;
+        chunk.parts.push(ChunkPart { range: 0..length, position, starts, ends });
+        self.given += length;
+        ends
+    }
+}
+
 impl Streamed {
     fn new(file: OpenFile, separator: Option<&str>) -> Self {
         let finder = separator.map(|separator| Finder::new(separator.as_bytes()).into_owned());
@@ -212,18 +298,18 @@ impl Streamed {
         &mut self,
         chunk: &mut Chunk,
         cuts: &TextCuts,
-        chunk_bytes: usize,
-        max_bytes: usize,
+        sizes: ChunkSizes,
         policy: BadUtf8,
     ) -> Result<(u64, bool)> {
-        let mut wanted = chunk_bytes;
+        let max_bytes = sizes.max_bytes;
+        let mut wanted = sizes.chunk_bytes;
         loop {
             self.read_until(wanted)?;
             // A character that the end of what was read cuts in two waits for its other half.
             let n_waiting = if self.ended { 0 } else { n_incomplete(&self.pending) };
             let waiting = self.pending.split_off(self.pending.len() - n_waiting);
             let text = self.valid_text(policy)?;
-            let (given, n_documents) = self.cut(&text, chunk, cuts);
+            let (given, n_documents) = self.cut(&text, chunk, cuts, sizes.whole_bytes);
             if given == 0 && !self.ended {
                 if text.len() > max_bytes {
                     return Err(too_long(self.file.name(), self.position, text.len(), max_bytes));
@@ -267,15 +353,13 @@ impl Streamed {
 
     /// Notes the documents in `text`, and the part of the last one up to where it may be cut if it is not complete. Gives how
     /// much of the text that is, and how many documents ended.
-    fn cut(&mut self, text: &str, chunk: &mut Chunk, cuts: &TextCuts) -> (usize, u64) {
+    fn cut(&mut self, text: &str, chunk: &mut Chunk, cuts: &TextCuts, whole_bytes: usize) -> (usize, u64) {
         let mut start = 0;
         let mut n_documents = 0;
         let mut note = |range: Range<usize>, is_whole: bool, in_document: &mut bool| {
             let position = self.position + range.start as u64;
             if *in_document || !is_blank(&text[range.clone()]) {
-                if !range.is_empty() {
-                    chunk.parts.push(ChunkPart { range, position });
-                }
+                chunk.parts.push(ChunkPart { range, position, starts: !*in_document, ends: is_whole });
                 n_documents += u64::from(is_whole);
                 *in_document = !is_whole;
             }
@@ -296,6 +380,9 @@ impl Streamed {
         let overlap = self.finder.as_ref().map_or(0, |finder| finder.needle().len() - 1);
         let end = text.floor_char_boundary(text.len().saturating_sub(overlap)).max(start);
         let open = &text[start..end];
+        if !self.in_document && open.len() <= whole_bytes {
+            return (start, n_documents);
+        }
         if let Some(cut) = cuts.last(open).filter(|&cut| !is_blank(&open[..cut])) {
             note(start..start + cut, false, &mut self.in_document);
             start += cut;

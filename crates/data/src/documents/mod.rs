@@ -1,25 +1,41 @@
 //! Documents from what people have: files, folders, patterns and built-in corpora, as one stream in a fixed order.
 //!
-//! A text file (`.txt`, `.md`, or any other file that is named outright) is one document unless a separator splits it; a row
-//! of a `.jsonl` file is one document. Each may be compressed (`.gz`, `.zst`, `.bz2`). A row of a `.parquet` file is one, too. A document of nothing but white space is none,
-//! and a byte order mark at the start of a file is dropped. Files with a separator and JSON lines are read in memory bounded by
-//! their longest document; a text file without a separator is one document and is held whole.
+//! A text file (`.txt`, `.md`, or any other file that is named outright) is one document unless a separator splits it. A row
+//! of a `.jsonl` or `.csv` file is one, and so are an element of the array in a `.json` file, a row of a `.parquet` file, an
+//! article of a MediaWiki dump (`.xml`), and a `<doc>` or row of WikiExtractor's files (`wiki_00` and so on). All but parquet may
+//! be compressed (`.gz`, `.zst`, `.bz2`). A document of nothing but white space is none, and a byte order mark at the start of
+//! a file is dropped.
+//!
+//! [`Documents`] holds one document at a time. [`TextChunks`] holds less: it cuts long texts on the way.
 
 mod chunks;
+mod csv;
+mod json;
 mod open;
 mod parquet;
 mod specs;
 mod split;
+mod wiki;
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::builtin::Stories;
 use crate::error::{Error, Result};
 use crate::manifest::InputRecord;
+pub(crate) use chunks::ChunkSizes;
 pub use chunks::{Chunk, HELD_SHARE, TextChunks};
+use csv::CsvRows;
+use json::JsonValues;
 use open::{Compression, OpenFile};
 use parquet::ParquetRows;
-use split::{JsonLines, Pieces};
+pub(crate) use specs::record;
+use split::{Chunks, JsonLines, Pieces};
+use wiki::{Extracted, WikiDump};
 
 /// What to do with text that is not UTF-8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -61,7 +77,7 @@ impl BadUtf8 {
 pub struct InputOptions {
     /// The text that separates documents inside a text file; it belongs to no document.
     pub document_separator: Option<String>,
-    /// The field of a JSON lines row, or the column of a parquet file, that holds the text.
+    /// The field of a JSON row, or the column of a CSV or parquet file, that holds the text.
     pub text_key: String,
     /// What to do with text that is not UTF-8.
     pub on_bad_utf8: BadUtf8,
@@ -94,7 +110,11 @@ pub struct Inputs {
     ignored_files: u64,
     /// A task may have nothing to do, which is no mistake.
     may_be_empty: bool,
+    section_bytes: u64,
 }
+
+/// The size of a section of inputs, on average.
+const SECTION_BYTES: u64 = 256 << 20;
 
 /// One file or built-in corpus.
 #[derive(Clone, Debug)]
@@ -113,7 +133,11 @@ enum SourceKind {
 enum Format {
     Text,
     JsonLines,
+    Json,
+    Csv,
     Parquet,
+    WikiDump,
+    WikiExtracted,
 }
 
 /// One document of a corpus.
@@ -121,8 +145,8 @@ enum Format {
 pub struct Document {
     /// Which of the inputs it comes from; [`Inputs::names`] has its name.
     pub file_idx: usize,
-    /// Where it starts in that file, in bytes after decompression. For JSON lines, where its row starts; for parquet,
-    /// the number of its row.
+    /// Where it starts in that file, in bytes after decompression: where its row, element or page starts; for parquet, the
+    /// number of its row.
     pub position: u64,
     /// The text.
     pub text: String,
@@ -156,6 +180,7 @@ impl Inputs {
             options: options.clone(),
             ignored_files: found.ignored,
             may_be_empty: false,
+            section_bytes: SECTION_BYTES,
         })
     }
 
@@ -194,6 +219,68 @@ impl Inputs {
     /// Whether reading them again would give the same, so that what was made of them need not be made again.
     pub fn are_repeatable(&self) -> bool {
         !self.options.may_read_stdin || !self.names().any(|name| name == open::STDIN)
+    }
+
+    /// How large a section of them is on average, when they are prepared.
+    pub(crate) fn section_bytes(&self) -> u64 {
+        self.section_bytes
+    }
+
+    /// The same inputs in smaller sections.
+    #[cfg(test)]
+    pub(crate) fn with_section_bytes(self, section_bytes: u64) -> Inputs {
+        Inputs { section_bytes, ..self }
+    }
+
+    /// The length of the corpus if it is surely one document, and a length can be told without reading it.
+    pub(crate) fn only_document_bytes(&self) -> Option<u64> {
+        let [Source { record, kind: SourceKind::File { format, compression, .. } }] = &self.sources[..]
+        else {
+            return None;
+        };
+        let is_one = *format == Format::Text
+            && *compression == Compression::None
+            && self.options.document_separator.is_none()
+            && self.options.on_bad_utf8 != BadUtf8::Skip;
+        is_one.then_some(record.bytes)
+    }
+
+    /// An error if one of these inputs is not what it was when it was found.
+    pub(crate) fn check_unchanged(&self, sources: Range<usize>) -> Result<()> {
+        for Source { record, kind } in &self.sources[sources] {
+            let SourceKind::File { path, .. } = kind else { continue };
+            if record.name == open::STDIN {
+                continue;
+            }
+            if specs::record(path)? != *record {
+                return Err(Error::ChangedInput { file: record.name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what comes from the standard input to a file, so that it can be read more than once; a no-op if none does.
+    ///
+    /// The copy is known by its content: the same text is the same input.
+    pub fn hold_stdin(&mut self, copy: &Path) -> Result<()> {
+        let is_stdin = |source: &&mut Source| matches!(&source.kind, SourceKind::File { path, .. } if path.as_os_str() == open::STDIN);
+        let Some(source) = self.sources.iter_mut().find(is_stdin).filter(|_| self.options.may_read_stdin)
+        else {
+            return Ok(());
+        };
+        let mut stdin = OpenFile::open(Path::new(open::STDIN), open::STDIN, Compression::None, usize::MAX)?;
+        let mut file = File::create(copy).map_err(Error::write(copy))?;
+        let (mut hasher, mut buffer, mut bytes) = (Xxh3Default::new(), Vec::new(), 0);
+        while stdin.read_more(&mut buffer)? > 0 {
+            hasher.update(&buffer);
+            file.write_all(&buffer).map_err(Error::write(copy))?;
+            bytes += buffer.len() as u64;
+            buffer.clear();
+        }
+        source.record = InputRecord { name: open::STDIN.into(), bytes, modified_ns: hasher.digest() };
+        let (path, format, compression) = (copy.to_path_buf(), Format::Text, Compression::None);
+        source.kind = SourceKind::File { path, format, compression };
+        Ok(())
     }
 
     /// How many files in folders were passed over because their kind is not known.
@@ -241,7 +328,11 @@ pub struct Documents<'a> {
 enum Reading {
     Pieces(Pieces),
     JsonLines(JsonLines),
+    Json(JsonValues),
+    Csv(Box<CsvRows>),
     Parquet(Box<ParquetRows>),
+    WikiDump(Box<WikiDump>),
+    WikiExtracted(Extracted),
     Stories { stories: Box<Stories>, position: u64 },
 }
 
@@ -324,6 +415,18 @@ impl Reading {
             Format::JsonLines => {
                 Reading::JsonLines(JsonLines::new(open()?, &options.text_key, options.on_bad_utf8, max_bytes))
             }
+            Format::Json => {
+                Reading::Json(JsonValues::new(open()?, &options.text_key, options.on_bad_utf8, max_bytes))
+            }
+            Format::Csv => Reading::Csv(Box::new(CsvRows::open(open()?, &options.text_key, max_bytes)?)),
+            Format::WikiDump => {
+                let chunks = Chunks::new(open()?, None, "a page", max_bytes);
+                Reading::WikiDump(Box::new(WikiDump::new(chunks, options.on_bad_utf8)))
+            }
+            Format::WikiExtracted => {
+                let chunks = Chunks::new(open()?, None, "a document", max_bytes);
+                Reading::WikiExtracted(Extracted::new(chunks, &options.text_key, options.on_bad_utf8)?)
+            }
             Format::Parquet => {
                 let rows = ParquetRows::open(path, name, &options.text_key, max_bytes)?;
                 Reading::Parquet(Box::new(rows))
@@ -335,6 +438,10 @@ impl Reading {
         match self {
             Reading::Pieces(pieces) => pieces.bytes_read(),
             Reading::JsonLines(lines) => lines.bytes_read(),
+            Reading::Json(values) => values.bytes_read(),
+            Reading::Csv(rows) => rows.bytes_read(),
+            Reading::WikiDump(dump) => dump.bytes_read(),
+            Reading::WikiExtracted(extracted) => extracted.bytes_read(),
             Reading::Parquet(rows) => rows.bytes_read(),
             Reading::Stories { position, .. } => *position,
         }
@@ -344,6 +451,10 @@ impl Reading {
         match self {
             Reading::Pieces(pieces) => pieces.next(),
             Reading::JsonLines(lines) => lines.next(),
+            Reading::Json(values) => values.next(),
+            Reading::Csv(rows) => rows.next(),
+            Reading::WikiDump(dump) => dump.next(),
+            Reading::WikiExtracted(extracted) => extracted.next(),
             Reading::Parquet(rows) => rows.next(),
             Reading::Stories { stories, position } => Ok(stories.next().map(|story| {
                 let at = *position;

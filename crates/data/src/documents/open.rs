@@ -42,7 +42,7 @@ impl OpenFile {
         compression: Compression,
         max_bytes: usize,
     ) -> Result<OpenFile> {
-        let file: Box<dyn Read + Send> = if name == STDIN {
+        let file: Box<dyn Read + Send> = if path.as_os_str() == STDIN {
             Box::new(io::stdin())
         } else {
             Box::new(File::open(path).map_err(|source| match source.kind() {
@@ -72,20 +72,32 @@ impl OpenFile {
         self.from_disk.load(Ordering::Relaxed)
     }
 
+    /// Counts the bytes taken from the disk, for who gives the file away.
+    pub(super) fn disk_counter(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.from_disk)
+    }
+
+    /// Reads some bytes into `out`; zero at the end of the file.
+    pub(super) fn read_some(&mut self, out: &mut [u8]) -> Result<usize> {
+        loop {
+            match self.reader.read(out) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(self.error(source)),
+                Ok(count) => {
+                    self.position += count as u64;
+                    return Ok(count);
+                }
+            }
+        }
+    }
+
     /// Appends up to [`READ_BYTES`] more bytes to `buffer`; zero at the end of the file.
     pub(super) fn read_more(&mut self, buffer: &mut Vec<u8>) -> Result<usize> {
         let start = buffer.len();
         buffer.resize(start + READ_BYTES, 0);
-        let result = loop {
-            match self.reader.read(&mut buffer[start..]) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => break result,
-            }
-        };
+        let result = self.read_some(&mut buffer[start..]);
         buffer.truncate(start + *result.as_ref().unwrap_or(&0));
-        let count = result.map_err(|source| self.error(source))?;
-        self.position += count as u64;
-        Ok(count)
+        result
     }
 
     /// Appends up to `n_bytes` more bytes to `buffer`; zero at the end of the file.

@@ -210,16 +210,23 @@ fn add_named_file(path: &Path, found: &mut Found) -> Result<()> {
 }
 
 fn add(path: &Path, format: Format, compression: Compression, found: &mut Found) -> Result<()> {
-    let metadata = fs::metadata(path).map_err(Error::read(path))?;
+    let kind = SourceKind::File { path: path.to_path_buf(), format, compression };
+    found.sources.push(Source { record: record(path)?, kind });
+    Ok(())
+}
+
+/// What is known of a file without reading it.
+pub(crate) fn record(path: &Path) -> Result<InputRecord> {
+    let metadata = fs::metadata(path).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => Error::MissingInput { path: path.display().to_string() },
+        _ => Error::Read { path: path.to_path_buf(), source },
+    })?;
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    let record = InputRecord {
+    Ok(InputRecord {
         name: path.display().to_string(),
         bytes: metadata.len(),
         modified_ns: modified.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
-    };
-    let kind = SourceKind::File { path: path.to_path_buf(), format, compression };
-    found.sources.push(Source { record, kind });
-    Ok(())
+    })
 }
 
 /// What a file's name says about its content.
@@ -232,8 +239,8 @@ enum Kind {
 }
 
 /// Kinds that would be read as nonsense if they were taken for text.
-const UNSUPPORTED: [&str; 14] =
-    ["csv", "json", "arrow", "xml", "xz", "lz4", "zip", "tar", "tgz", "7z", "pdf", "docx", "bin", "npy"];
+const UNSUPPORTED: [&str; 11] =
+    ["arrow", "xz", "lz4", "zip", "tar", "tgz", "7z", "pdf", "docx", "bin", "npy"];
 
 fn classify(path: &Path) -> Kind {
     let extension = |path: &Path| {
@@ -248,12 +255,23 @@ fn classify(path: &Path) -> Kind {
     match extension(&inner).as_str() {
         "txt" | "md" => Kind::Known(Format::Text, compression),
         "jsonl" => Kind::Known(Format::JsonLines, compression),
+        "json" => Kind::Known(Format::Json, compression),
+        "csv" => Kind::Known(Format::Csv, compression),
+        "xml" => Kind::Known(Format::WikiDump, compression),
         // It is compressed inside, and is read from its end.
         "parquet" if compression == Compression::None => Kind::Known(Format::Parquet, compression),
         "parquet" => Kind::Unsupported("parquet, compressed as a whole,".into()),
         other if UNSUPPORTED.contains(&other) => Kind::Unsupported(other.into()),
+        "" if is_wiki_part(&inner) => Kind::Known(Format::WikiExtracted, compression),
         _ => Kind::Unknown(compression),
     }
+}
+
+/// Whether a file is named as WikiExtractor names its own: `wiki_00`.
+fn is_wiki_part(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.strip_prefix("wiki_")
+        .is_some_and(|number| number.len() >= 2 && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 #[cfg(test)]

@@ -41,7 +41,11 @@ pub(super) struct JsonLines {
 
 impl JsonLines {
     pub(super) fn new(file: OpenFile, text_key: &str, on_bad_utf8: BadUtf8, max_bytes: usize) -> JsonLines {
-        let chunks = Chunks::new(file, Some(b"\n"), "a row", max_bytes);
+        JsonLines::of(Chunks::new(file, Some(b"\n"), "a row", max_bytes), text_key, on_bad_utf8)
+    }
+
+    /// The rows of a file that is already in lines.
+    pub(super) fn of(chunks: Chunks, text_key: &str, on_bad_utf8: BadUtf8) -> JsonLines {
         JsonLines { chunks, text_key: text_key.into(), on_bad_utf8, line: 0 }
     }
 
@@ -79,7 +83,7 @@ impl JsonLines {
 }
 
 /// A file in chunks that a separator divides; the separator belongs to none of them.
-struct Chunks {
+pub(super) struct Chunks {
     file: OpenFile,
     finder: Option<Finder<'static>>,
     buffer: Vec<u8>,
@@ -95,30 +99,59 @@ struct Chunks {
     max_bytes: usize,
 }
 
-struct Chunk<'a> {
-    position: u64,
-    bytes: &'a [u8],
+pub(super) struct Chunk<'a> {
+    pub(super) position: u64,
+    pub(super) bytes: &'a [u8],
+    /// Whether the separator followed, and not the end of the file.
+    pub(super) is_closed: bool,
 }
 
 impl Chunks {
-    fn new(file: OpenFile, separator: Option<&[u8]>, noun: &'static str, max_bytes: usize) -> Chunks {
+    pub(super) fn new(
+        file: OpenFile,
+        separator: Option<&[u8]>,
+        noun: &'static str,
+        max_bytes: usize,
+    ) -> Chunks {
         let finder = separator.map(|separator| Finder::new(separator).into_owned());
         let (buffer, start, searched, buffer_position) = (Vec::new(), 0, 0, 0);
         Chunks { file, finder, buffer, start, searched, buffer_position, ended: false, noun, max_bytes }
     }
 
-    fn next(&mut self) -> Result<Option<Chunk<'_>>> {
+    /// The same file cut at a separator that was chosen after a look at its beginning.
+    pub(super) fn separated_by(mut self, separator: &[u8]) -> Chunks {
+        self.finder = Some(Finder::new(separator).into_owned());
+        self
+    }
+
+    /// The first bytes of the file, without taking them.
+    pub(super) fn peek(&mut self) -> Result<&[u8]> {
+        while !self.ended && self.buffer.len() < PEEK_BYTES {
+            self.read_more()?;
+        }
+        Ok(&self.buffer[self.start..])
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.file.bytes_from_disk()
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Chunk<'_>>> {
         loop {
             if let Some(finder) = &self.finder
                 && let Some(found) = finder.find(&self.buffer[self.searched..])
             {
                 let end = self.searched + found;
                 let after = end + finder.needle().len();
-                return Ok(Some(self.take(end, after)));
+                return Ok(Some(self.take(end, after, true)));
             }
             if self.ended {
                 let end = self.buffer.len();
-                return Ok(if self.start < end { Some(self.take(end, end)) } else { None });
+                return Ok(if self.start < end { Some(self.take(end, end, false)) } else { None });
             }
             let overlap = self.finder.as_ref().map_or(0, |finder| finder.needle().len() - 1);
             self.searched = self.start.max(self.buffer.len().saturating_sub(overlap));
@@ -132,18 +165,24 @@ impl Chunks {
                     max_bytes: self.max_bytes as u64,
                 });
             }
-            self.ended = self.file.read_more(&mut self.buffer)? == 0;
-            if self.buffer_position == 0 && self.start == 0 && self.buffer.starts_with(BYTE_ORDER_MARK) {
-                self.start = BYTE_ORDER_MARK.len();
-                self.searched = self.searched.max(self.start);
-            }
+            self.read_more()?;
         }
     }
 
-    fn take(&mut self, end: usize, after: usize) -> Chunk<'_> {
+    fn read_more(&mut self) -> Result<()> {
+        self.ended = self.file.read_more(&mut self.buffer)? == 0;
+        if self.buffer_position == 0 && self.start == 0 && self.buffer.starts_with(BYTE_ORDER_MARK) {
+            self.start = BYTE_ORDER_MARK.len();
+            self.searched = self.searched.max(self.start);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, end: usize, after: usize, is_closed: bool) -> Chunk<'_> {
         let start = self.start;
         (self.start, self.searched) = (after, after);
-        Chunk { position: self.buffer_position + start as u64, bytes: &self.buffer[start..end] }
+        let position = self.buffer_position + start as u64;
+        Chunk { position, bytes: &self.buffer[start..end], is_closed }
     }
 
     fn discard_taken(&mut self) {
@@ -156,6 +195,9 @@ impl Chunks {
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
+/// How much is read at least to see what a file is.
+const PEEK_BYTES: usize = 64;
+
 /// The text under `key` in a row, as bytes: an escaped lone surrogate makes them invalid UTF-8, which the policy handles.
 fn text_of_row(row: &[u8], key: &str) -> std::result::Result<Vec<u8>, String> {
     let mut deserializer = serde_json::Deserializer::from_slice(row);
@@ -166,6 +208,15 @@ fn text_of_row(row: &[u8], key: &str) -> std::result::Result<Vec<u8>, String> {
         Ok(None) => Err(format!("the row has no field \"{key}\"")),
         Err(error) => Err(format!("the row is not an object with a string under \"{key}\" ({error})")),
     }
+}
+
+/// The text of a value that is one itself, or of the field `key` of an object.
+pub(super) fn text_of_value(value: &[u8], key: &str) -> std::result::Result<Vec<u8>, String> {
+    if value.first() != Some(&b'"') {
+        return text_of_row(value, key);
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(value);
+    StringBytes.deserialize(&mut deserializer).map_err(|error| format!("the text is malformed ({error})"))
 }
 
 /// Finds one field of an object; of a repeated field the last counts, as everywhere in JSON.

@@ -111,9 +111,14 @@ fn compressed_files_read_as_their_content() {
         ("c.jsonl.gz", gzip(row.as_bytes())),
         ("d.jsonl.zst", zstd(row.as_bytes())),
         ("e.txt.bz2", bzip2(text.as_bytes())),
+        ("f.json.bz2", bzip2(format!("[{row}]").as_bytes())),
+        ("g.csv.zst", zstd(format!("text\n\"{text}\"\n").as_bytes())),
+        ("wiki_00.bz2", bzip2(format!("<doc id=\"1\">\n{text}\n</doc>\n").as_bytes())),
     ] {
         let path = file(&folder, name, bytes);
-        assert_eq!(texts(&inputs(&[&path])).unwrap(), [text.as_str()], "{name}");
+        let found = texts(&inputs(&[&path])).unwrap();
+        assert_eq!(found.len(), 1, "{name}");
+        assert_eq!(found[0].trim_end(), text.trim_end(), "{name}");
     }
 }
 
@@ -235,7 +240,7 @@ fn what_cannot_be_found_is_no_input() {
 #[test]
 fn files_that_are_surely_not_text_are_refused_when_named() {
     let folder = TempDir::new().unwrap();
-    for name in ["a.parquet.gz", "a.xz", "a.csv.gz"] {
+    for name in ["a.parquet.gz", "a.xz", "a.zip.gz"] {
         let path = file(&folder, name, "x");
         let error = inputs_with(&[&path], &InputOptions::default()).unwrap_err();
         assert!(matches!(error, Error::UnsupportedFormat { .. }), "{error}");
@@ -402,5 +407,139 @@ fn text_that_cannot_be_cut_and_does_not_fit_is_an_error() {
         assert!(error.contains(expected) && error.contains("--memory"), "{error}");
         assert!(name != "a.txt.zst" || error.contains("takes 16 MiB, and 1 MiB fit"), "{error}");
         assert!(name != "a.txt.zst" || error.contains("at least 128 MiB"), "{error}");
+    }
+}
+
+#[test]
+fn a_column_of_a_csv_file_is_read_with_its_commas_quotes_and_lines() {
+    let folder = TempDir::new().unwrap();
+    let rows = "\u{feff}id,text,n\r\n1,\"one, \"\"two\"\"\nthree\",x\r\n2,four,y\r\n3,,z\n";
+    let path = file(&folder, "a.csv", rows);
+    assert_eq!(texts(&inputs(&[&path])).unwrap(), ["one, \"two\"\nthree", "four"]);
+    let options = InputOptions { text_key: "n".into(), ..InputOptions::default() };
+    assert_eq!(texts(&inputs_with(&[&path], &options).unwrap()).unwrap(), ["x", "y", "z"]);
+    let options = InputOptions { text_key: "body".into(), ..InputOptions::default() };
+    let message = first_error(&path, &options).to_string();
+    assert!(message.contains("no column \"body\" among id, text, n"), "{message}");
+    let path = file(&folder, "b.csv", "id,text\n1,a\n2,b,c\n");
+    let message = first_error(&path, &InputOptions::default()).to_string();
+    assert!(
+        message.contains("b.csv, line 3") && message.contains("3 fields and the first row 2"),
+        "{message}"
+    );
+    let path = file(&folder, "c.csv", b"text\ngood\nb\xffd\n");
+    assert!(first_error(&path, &InputOptions::default()).to_string().contains("at byte 11"));
+    // A quote that is never closed would make the rest of the file one row.
+    let path = file(&folder, "d.csv", format!("text\n\"{}", "x,\n".repeat(1 << 20)));
+    let error = chunked(&inputs(&[&path]), false, 1 << 16).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { what: "a row", .. }), "{error}");
+}
+
+#[test]
+fn a_json_file_is_an_array_or_values_one_after_the_other() {
+    let folder = TempDir::new().unwrap();
+    let long = "x y ".repeat(200_000);
+    for (json, expected) in [
+        (
+            r#"[{"text": "one [\"}"}, {"n": {"text": 1}, "text": "two"}, "three"]"#.to_string(),
+            vec!["one [\"}", "two", "three"],
+        ),
+        ("[]".into(), vec![]),
+        (r#" {"text": "alone"} "#.into(), vec!["alone"]),
+        ("{\"text\": \"a\"}\n{\"text\": \"b\"}\n".into(), vec!["a", "b"]),
+        (format!("[\"{long}\", {{\"text\": \"{long}\"}}]"), vec![&long, &long]),
+    ] {
+        let path = file(&folder, "a.json", &json);
+        assert_eq!(texts(&inputs(&[&path])).unwrap(), expected);
+    }
+    for (json, expected) in [
+        (r#"[{"text": "a"} {"text": "b"}]"#, "byte 15: a comma is missing"),
+        (r#"[{"text": "a"}, 5]"#, "byte 16: a row is neither"),
+        (r#"[{"text": "a"}, {"body": "b"}]"#, "byte 16: the row has no field \"text\""),
+        (r#"[{"text": "a"},"#, "ends inside the array"),
+        (r#"[{"text": "a"#, "ends inside a row"),
+        (r#"[{"text": "a"}}"#, "a comma is missing"),
+        ("[[1]]", "neither an object nor a text"),
+    ] {
+        let path = file(&folder, "a.json", json);
+        let message = first_error(&path, &InputOptions::default()).to_string();
+        assert!(message.contains("a.json, ") && message.contains(expected), "{json}: {message}");
+    }
+}
+
+/// A dump of these pages: title, namespace, what stands before the revision, text.
+fn dump(pages: &[(&str, &str, &str, &str)]) -> String {
+    let mut xml = String::from(
+        "<mediawiki xmlns=\"x\" version=\"0.11\">\n<siteinfo><namespaces>\
+         <namespace key=\"6\" case=\"first-letter\">Datei</namespace></namespaces></siteinfo>\n",
+    );
+    for (title, namespace, more, text) in pages {
+        xml += &format!(
+            "  <page>\n    <title>{title}</title>\n    <ns>{namespace}</ns>\n    <id>1</id>\n{more}    \
+             <revision>\n      <model>wikitext</model>\n      \
+             <text bytes=\"9\" xml:space=\"preserve\">{text}</text>\n    </revision>\n  </page>\n"
+        );
+    }
+    xml + "</mediawiki>\n"
+}
+
+#[test]
+fn the_articles_of_a_dump_are_documents_and_other_pages_are_not() {
+    let folder = TempDir::new().unwrap();
+    let ada = "'''Ada'''&lt;ref&gt;x&lt;/ref&gt; met [[Bob|him]] at 5&amp;nbsp;pm. [[Datei:a.jpg]]";
+    let xml = dump(&[
+        ("Ada &amp; Bob", "0", "", ada),
+        ("Talk:Ada", "1", "", "chat"),
+        ("A", "0", "    <redirect title=\"Ada\" />\n", "x"),
+        ("B", "0", "", "#REDIRECT [[Ada]]"),
+        ("C", "0", "", "{{only a template}}"),
+        ("D", "0", "", "Last."),
+    ]);
+    let expected = ["Ada & Bob\n\nAda met him at 5 pm.\n", "D\n\nLast.\n"];
+    for (name, bytes) in [("a.xml", xml.clone().into_bytes()), ("a.xml.bz2", bzip2(xml.as_bytes()))] {
+        let path = file(&folder, name, bytes);
+        assert_eq!(texts(&inputs(&[&path])).unwrap(), expected, "{name}");
+    }
+    for cut in [xml.len() / 2, xml.len() - 14] {
+        let path = file(&folder, "cut.xml", &xml[..cut]);
+        let error = first_error(&path, &InputOptions::default());
+        assert!(matches!(error, Error::DamagedInput { .. }), "{error}");
+    }
+    let path = file(&folder, "other.xml", "<html></html>");
+    assert!(first_error(&path, &InputOptions::default()).to_string().contains("no MediaWiki dump"));
+}
+
+#[test]
+fn folders_of_wikiextractor_are_read_in_both_forms() {
+    let folder = TempDir::new().unwrap();
+    let docs = "<doc id=\"1\" url=\"u\" title=\"A\">\nA\n\n1 &lt; 2\n\n</doc>\n\
+                <doc id=\"2\" title=\"B\">\nB\n</doc>\n";
+    file(&folder, "AA/wiki_00", docs);
+    file(&folder, "AA/wiki_01.bz2", bzip2(b"{\"id\": \"3\", \"text\": \"three\"}\n{\"text\": \"\"}\n"));
+    file(&folder, "AB/wiki_x", "not one of its files");
+    let found = inputs(&[folder.path()]);
+    assert_eq!(texts(&found).unwrap(), ["A\n\n1 < 2", "B", "three"]);
+    assert_eq!(found.ignored_files(), 1);
+    let path = file(&folder, "wiki_07", &docs[..docs.len() - 9]);
+    assert!(matches!(first_error(&path, &InputOptions::default()), Error::DamagedInput { .. }));
+}
+
+#[test]
+fn truncated_structured_files_are_errors() {
+    let folder = TempDir::new().unwrap();
+    let rows: String = (0..2_000u32).map(|i| format!("{{\"text\": \"row {}\"}}\n", i * i)).collect();
+    let xml = dump(&[("A", "0", "", &"some text ".repeat(2_000))]);
+    for (name, bytes) in [
+        ("a.jsonl.gz", gzip(rows.as_bytes())),
+        ("a.json.zst", zstd(format!("[{}]", rows.trim_end().replace('\n', ",")).as_bytes())),
+        ("a.csv.bz2", bzip2(format!("text\n{rows}").replace('"', "").as_bytes())),
+        ("a.xml.bz2", bzip2(xml.as_bytes())),
+    ] {
+        for length in [9, bytes.len() / 2, bytes.len() - 3] {
+            let path = file(&folder, name, &bytes[..length]);
+            let error = first_error(&path, &InputOptions::default());
+            assert_eq!(error.class(), Class::BadData, "{name} cut to {length}: {error}");
+            assert!(error.to_string().contains(name), "{error}");
+        }
     }
 }

@@ -13,7 +13,7 @@ fn dataset() -> TempDir {
     let rows: String = (0..20).map(|i| format!("{{\"text\": \"the cat {i} sat\"}}\n")).collect();
     let path = folder.path().join("corpus.jsonl");
     fs::write(&path, rows).unwrap();
-    let options = PrepareOptions { validation: 0.4, shard_tokens: 40, threads: 1 };
+    let options = PrepareOptions { validation: 0.4, shard_tokens: 40, ..PrepareOptions::default() };
     prepare_quietly(&inputs(&[&path]), &folder.path().join("out"), &options).unwrap();
     folder
 }
@@ -112,10 +112,10 @@ fn a_manifest_of_another_version_is_refused_by_name() {
     let folder = dataset();
     let out = folder.path().join("out");
     let mut manifest = Manifest::load(&out).unwrap();
-    manifest.version = 2;
+    manifest.version = 3;
     manifest.save(&out).unwrap();
     let message = Manifest::load(&out).unwrap_err().to_string();
-    assert!(message.contains("version 2"), "{message}");
+    assert!(message.contains("version 3"), "{message}");
 }
 
 #[test]

@@ -425,3 +425,44 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn any_number_of_workers_gives_the_same_batches_in_any_order_of_asking() {
+    let documents = documents(&[7, 30, 1, 16, 90, 2, 55, 8, 8, 41]);
+    for sampler in Sampler::ALL {
+        let plain = loader(&documents, sampler, 16, 4);
+        for workers in [1, 2, 8] {
+            let ahead = plain.clone().with_workers(workers).unwrap();
+            let asked = (0..60).chain([12, 13, 14, 3, 4, 3, 1_000_000, 1_000_001]).map(|step| step * 4);
+            for first_sample in asked {
+                let expected = step(&plain, first_sample);
+                assert_eq!(step(&ahead, first_sample), expected, "{sampler:?} {workers} {first_sample}");
+            }
+        }
+    }
+}
+
+#[test]
+fn workers_hand_on_what_is_wrong_with_a_shard() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.shard");
+    let mut writer = ShardWriter::create(&path, [0; 32], 250).unwrap();
+    writer.start_document(1);
+    writer.push(&[7; 100_000]).unwrap();
+    writer.finish().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[96 + 150_000] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let stream = TokenStream::from_shards(vec![std::sync::Arc::new(Shard::open(&path).unwrap())]);
+    let loader = Loader::new(stream, Sampler::Sequential, SEED, 1_000, 2).unwrap().with_workers(2).unwrap();
+    let [mut ids, mut targets, mut positions, mut borders] = [0; 4].map(|zero| vec![zero; 2_000]);
+    let mut fill = |first_sample| {
+        let (ids, targets, positions, borders) =
+            (&mut ids[..], &mut targets[..], &mut positions[..], &mut borders[..]);
+        loader.fill(first_sample, BatchMut { ids, targets, positions, borders, samples: &mut [0; 2] })
+    };
+    assert!((0..32).step_by(2).all(|sample| fill(sample).is_ok()));
+    assert_eq!(fill(74).unwrap_err().class(), crate::Class::BadData);
+    assert!(fill(0).is_ok());
+    assert_eq!(fill(74).unwrap_err().class(), crate::Class::BadData);
+}

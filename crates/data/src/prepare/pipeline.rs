@@ -1,209 +1,322 @@
-//! The three stages of preparing: read and split, encode, write in order.
+//! The stages of preparing a section: read and split, encode, write in order, complete shards.
 
 use std::collections::BTreeMap;
-use std::mem;
-use std::path::Path;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use ironmill_text::{Progress, Tokenizer};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::PrepareOptions;
+use super::duplicates::Seen;
+use super::journal::{Cursor, DoneSection, Journal, Started};
+use super::sections::{Section, Sides};
+use super::staging::Staging;
 use crate::dataset::Split;
-use crate::documents::{Document, Inputs};
+use crate::documents::{Chunk, ChunkSizes, Inputs, TextChunks};
 use crate::error::{Error, Result};
-use crate::manifest::SplitRecord;
+use crate::manifest::{ShardRecord, SplitRecord};
 use crate::order::{PURPOSE_VALIDATION, hash};
 use crate::shard::ShardWriter;
 
-/// What all stages together wrote.
-pub(super) struct Encoded {
-    pub(super) train: SplitRecord,
-    pub(super) validation: SplitRecord,
-    pub(super) skipped_documents: u64,
-}
-
-pub(super) fn run(
-    inputs: &Inputs,
-    tokenizer: &Tokenizer,
-    dir: &Path,
-    options: &PrepareOptions,
-    progress: &dyn Progress,
-    stop: &AtomicBool,
-) -> Result<Encoded> {
-    let in_flight = options.threads * BATCHES_PER_THREAD;
-    // Every batch on its way holds a ticket, which the writer hands back: this bounds the memory of all stages.
-    let (ticket_back, tickets) = sync_channel(in_flight);
-    for _ in 0..in_flight {
-        // The channel has room for all tickets, and its receiver lives.
-        let _ = ticket_back.send(());
-    }
-    let (batch_out, batches) = sync_channel::<Batch>(in_flight);
-    let (encoded_out, encoded_batches) = sync_channel(in_flight);
-    let batches = &Mutex::new(batches);
-    thread::scope(|scope| {
-        let reader = scope.spawn(move || {
-            let mut reader = Reader { tickets, out: batch_out, batch: Batch::default(), bytes_reported: 0 };
-            read(inputs, options.validation, &mut reader, stop)
-        });
-        for _ in 0..options.threads {
-            let encoded_out = encoded_out.clone();
-            scope.spawn(move || encode_batches(tokenizer, inputs, batches, &encoded_out));
-        }
-        drop(encoded_out);
-        let mut writers = Writers::new(dir, tokenizer, options.shard_tokens);
-        let written = write(&mut writers, encoded_batches, ticket_back, progress, stop);
-        let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        written?;
-        let skipped_documents = read?;
-        let [train, validation] = writers.finish()?;
-        if train.tokens == 0 {
-            return Err(inputs.empty());
-        }
-        Ok(Encoded { train, validation, skipped_documents })
-    })
+/// What the stages of a section have in common.
+pub(super) struct Pipeline<'a> {
+    pub(super) inputs: &'a Inputs,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) tokenizer_hash: [u8; 32],
+    pub(super) options: &'a PrepareOptions,
+    pub(super) staging: &'a Staging,
+    pub(super) section: &'a Section,
+    pub(super) stop: &'a AtomicBool,
+    pub(super) progress: &'a dyn Progress,
 }
 
 /// Enough to keep every thread busy while one batch is slow.
 const BATCHES_PER_THREAD: usize = 4;
-/// How much text makes a batch; a longer document makes one alone.
-const BATCH_BYTES: usize = 256 * 1024;
 
-/// Text for one split: a document, or a part of the only one.
-struct Part {
-    split: Split,
-    file_idx: usize,
-    position: u64,
-    text: String,
-    /// Whether an end-of-text token follows.
-    ends_document: bool,
+/// A batch is about 512 KiB of text. A document of up to 2 MiB is not cut. A row, a page of an archive and whatever else must be
+/// held at once may take 256 MiB.
+const SIZES: ChunkSizes = ChunkSizes { chunk_bytes: 512 << 10, whole_bytes: 2 << 20, max_bytes: 256 << 20 };
+
+/// How much of a document's text decides its split.
+const SIDE_BYTES: usize = 64 << 10;
+
+impl Pipeline<'_> {
+    /// Goes on behind the shards that are complete.
+    pub(super) fn run(
+        &self,
+        started: &Started,
+        journal: &mut Journal,
+        seen: Option<&mut Seen>,
+    ) -> Result<DoneSection> {
+        let n_batches = self.options.threads * BATCHES_PER_THREAD;
+        // Every batch goes round: from the reader to an encoder, to the writer, and back. Their number bounds the memory.
+        let (empty_out, empty) = sync_channel(n_batches);
+        for _ in 0..n_batches {
+            // The channel has room for all of them, and its receiver lives.
+            let _ = empty_out.send(Box::<Batch>::default());
+        }
+        let (read_out, read) = sync_channel::<Box<Batch>>(n_batches);
+        let (encoded_out, encoded) = sync_channel::<Box<Batch>>(n_batches);
+        let (full_out, full) = sync_channel::<FullShard>(1);
+        let read = &Mutex::new(read);
+        thread::scope(|scope| {
+            let reader = scope.spawn(move || self.read(started, seen, &empty, &read_out));
+            for _ in 0..self.options.threads {
+                let encoded_out = encoded_out.clone();
+                scope.spawn(move || self.encode_batches(read, &encoded_out));
+            }
+            drop(encoded_out);
+            let closer = scope.spawn(move || self.complete(started, journal, full));
+            let written = Writer::new(self, started, full_out).write_all(encoded, empty_out);
+            let completed = closer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // Whoever is waited for by others has the cause; the others only found nobody there.
+            let shards = completed?;
+            let (skipped_documents, duplicate_documents) = read?;
+            written?;
+            Ok(DoneSection { shards, skipped_documents, duplicate_documents })
+        })
+    }
+
+    /// Notes the documents of a section that is complete already.
+    pub(super) fn remember_documents(&self, seen: &mut Seen) -> Result<()> {
+        let mut chunks = self.chunks()?;
+        let (mut chunk, mut told) = (Chunk::default(), 0);
+        while chunks.next(&mut chunk).map_err(too_long)? {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            for piece in chunk.pieces().iter().filter(|piece| piece.starts && piece.ends) {
+                seen.insert(chunk.text()[piece.range.clone()].as_bytes())?;
+            }
+            self.progress.at_file(chunk.file_idx() as u64 + 1, self.inputs.names().len() as u64);
+            self.progress.advance(chunks.bytes_read() - told);
+            told = chunks.bytes_read();
+        }
+        self.progress.advance(self.section.n_bytes.saturating_sub(told));
+        Ok(())
+    }
+
+    fn chunks(&self) -> Result<TextChunks<'_>> {
+        let cuts = self.tokenizer.cuts().map_err(|source| Error::Encode {
+            file: self.inputs.names().next().unwrap_or_default().into(),
+            position: 0,
+            source,
+        })?;
+        Ok(self.inputs.chunks_of(self.section.sources.clone(), cuts, SIZES))
+    }
+
+    /// Reads all text and shares it out; says how many documents were left out because they are no UTF-8, and because they
+    /// were there before.
+    fn read(
+        &self,
+        started: &Started,
+        mut seen: Option<&mut Seen>,
+        empty: &Receiver<Box<Batch>>,
+        out: &SyncSender<Box<Batch>>,
+    ) -> Result<(u64, u64)> {
+        let mut planner = Planner::new(self, started);
+        let mut chunks = self.chunks()?;
+        let mut told = 0;
+        for sequence in 0.. {
+            // Without a writer nobody gives a batch back, and it knows why.
+            let Ok(mut batch) = empty.recv() else { break };
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            let has_text = chunks.next(&mut batch.chunk).map_err(too_long)?;
+            (batch.sequence, batch.is_last) = (sequence, !has_text);
+            batch.parts.clear();
+            if has_text {
+                planner.plan(&batch.chunk, seen.as_deref_mut(), &mut batch.parts)?;
+            }
+            let bytes_read = if has_text { chunks.bytes_read() } else { self.section.n_bytes.max(told) };
+            batch.input_bytes = bytes_read - told;
+            told = bytes_read;
+            if out.send(batch).is_err() || !has_text {
+                break;
+            }
+        }
+        Ok((chunks.skipped(), planner.duplicates))
+    }
+
+    fn encode_batches(&self, read: &Mutex<Receiver<Box<Batch>>>, out: &SyncSender<Box<Batch>>) {
+        loop {
+            // A poisoned lock means that another thread panicked, which ends the scope anyway.
+            let Ok(received) = read.lock().map(|receiver| receiver.recv()) else { return };
+            let Ok(mut batch) = received else { return };
+            batch.failure = self.encode(&mut batch).err();
+            if out.send(batch).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn encode(&self, batch: &mut Batch) -> Result<()> {
+        let Batch { chunk, parts, tokens, .. } = batch;
+        tokens.clear();
+        for part in parts {
+            let before = tokens.len();
+            let text = &chunk.text()[part.range.clone()];
+            self.tokenizer.encode(text.as_bytes(), tokens).map_err(|source| Error::Encode {
+                file: self.inputs.names().nth(chunk.file_idx()).unwrap_or_default().into(),
+                position: part.position,
+                source,
+            })?;
+            tokens.extend(self.tokenizer.end_of_text().filter(|_| part.ends));
+            part.n_tokens = tokens.len() - before;
+        }
+        Ok(())
+    }
+
+    /// Syncs full shards and notes that they are complete, while the writer goes on with the next.
+    fn complete(
+        &self,
+        started: &Started,
+        journal: &mut Journal,
+        full: Receiver<FullShard>,
+    ) -> Result<[Vec<ShardRecord>; 2]> {
+        let mut shards = started.shards.clone();
+        for FullShard { split, writer, next } in full {
+            let shards = &mut shards[split as usize];
+            let file = Staging::section_shard(&self.section.fingerprint, split, shards.len());
+            let mut record = SplitRecord::default();
+            record.push(file, &writer.finish()?);
+            shards.append(&mut record.shards);
+            if let (Some(next), Some(record)) = (next, shards.last()) {
+                journal.shard(&self.section.fingerprint, split, record, next)?;
+            }
+        }
+        Ok(shards)
+    }
 }
 
+/// Text on its way through the stages, and then its tokens.
 #[derive(Default)]
 struct Batch {
     sequence: u64,
+    /// Whether nothing comes behind it; without such a batch the reader failed.
+    is_last: bool,
+    chunk: Chunk,
     parts: Vec<Part>,
-    text_bytes: usize,
-    /// By how much the reader advanced in its inputs for this batch.
-    input_bytes: u64,
-}
-
-struct EncodedBatch {
-    input_bytes: u64,
     tokens: Vec<u32>,
-    parts: Vec<EncodedPart>,
+    /// By how much the reader advanced in its inputs.
+    input_bytes: u64,
+    failure: Option<Error>,
 }
 
-struct EncodedPart {
+/// A document, or a part of one, that is to be encoded.
+struct Part {
+    /// Its place in the chunk's text.
+    range: Range<usize>,
+    position: u64,
+    /// Its number in the section.
+    number: u64,
     split: Split,
-    raw_bytes: u64,
-    tokens: usize,
+    starts: bool,
+    ends: bool,
+    /// How many of its tokens are in complete shards.
+    n_written: u64,
+    n_tokens: usize,
 }
 
-/// The reader's side of the batch channel.
-struct Reader {
-    tickets: Receiver<()>,
-    out: SyncSender<Batch>,
-    batch: Batch,
-    bytes_reported: u64,
+/// Decides what becomes of every part of the text.
+struct Planner<'a> {
+    pipeline: &'a Pipeline<'a>,
+    threshold: u64,
+    next: [Cursor; 2],
+    number: u64,
+    document: u64,
+    /// The split of the document at hand, and how much of its text came before.
+    split: Split,
+    offset: u64,
+    /// Whether the next part begins what the validation split has of the only document.
+    begins_tail: bool,
+    duplicates: u64,
 }
 
-impl Reader {
-    /// Adds a part; `false` when the writer has gone away, because of an error of its own.
-    fn push(&mut self, part: Part, bytes_read: u64) -> bool {
-        self.batch.text_bytes += part.text.len();
-        self.batch.parts.push(part);
-        self.batch.text_bytes < BATCH_BYTES || self.send(bytes_read)
-    }
-
-    fn send(&mut self, bytes_read: u64) -> bool {
-        let sequence = self.batch.sequence;
-        self.batch.input_bytes = bytes_read - self.bytes_reported;
-        self.bytes_reported = bytes_read;
-        let batch = mem::replace(&mut self.batch, Batch { sequence: sequence + 1, ..Batch::default() });
-        self.tickets.recv().is_ok() && self.out.send(batch).is_ok()
-    }
-}
-
-/// Reads all documents, decides their split and sends them in batches; returns how many were skipped.
-///
-/// The latest document is held back until the next one is there, for the last one may have to change sides.
-fn read(inputs: &Inputs, validation: f64, reader: &mut Reader, stop: &AtomicBool) -> Result<u64> {
-    let seed = inputs.options().seed;
-    // The product is below 2⁶⁴, since the share is below one.
-    let threshold = (validation * (u64::MAX as f64)) as u64;
-    let mut documents = inputs.documents();
-    let mut held: Option<Document> = None;
-    let mut index = 0;
-    let mut seen = [false; 2];
-    let mut side = |index| {
-        let split = if hash(&[seed, PURPOSE_VALIDATION, index]) < threshold {
-            Split::Validation
-        } else {
-            Split::Train
-        };
-        let others = seen;
-        seen[split as usize] = true;
-        (split, others)
-    };
-    while let Some(document) = documents.next().transpose()? {
-        if stop.load(Ordering::Relaxed) {
-            return Err(Error::Stopped);
+impl<'a> Planner<'a> {
+    fn new(pipeline: &'a Pipeline<'a>, started: &Started) -> Planner<'a> {
+        Planner {
+            pipeline,
+            // The product is below 2⁶⁴, since the share is below one.
+            threshold: (pipeline.options.validation * (u64::MAX as f64)) as u64,
+            next: started.next,
+            number: 0,
+            document: 0,
+            split: Split::Train,
+            offset: 0,
+            begins_tail: false,
+            duplicates: 0,
         }
-        if let Some(document) = held.replace(document) {
-            let (split, _) = side(index);
-            index += 1;
-            if !reader.push(Part::whole(document, split), documents.bytes_read()) {
-                return Ok(documents.skipped());
+    }
+
+    fn plan(&mut self, chunk: &Chunk, mut seen: Option<&mut Seen>, parts: &mut Vec<Part>) -> Result<()> {
+        for piece in chunk.pieces() {
+            let text = &chunk.text()[piece.range.clone()];
+            if piece.starts {
+                if let Some(seen) = seen.as_deref_mut().filter(|_| piece.ends)
+                    && seen.insert(text.as_bytes())?
+                {
+                    self.duplicates += 1;
+                    continue;
+                }
+                self.split = self.side(text);
+                self.document += 1;
+            }
+            let mut starts = piece.starts || std::mem::take(&mut self.begins_tail);
+            let (mut range, mut position) = (piece.range.clone(), piece.position);
+            let end = self.offset + text.len() as u64;
+            if let Sides::Cut { at } = self.pipeline.section.sides
+                && self.split == Split::Train
+                && end > at
+            {
+                let length = border(text, (at - self.offset) as usize);
+                let ends = piece.ends && length == text.len();
+                let head = range.start..range.start + length;
+                self.push(parts, head, position, starts, ends);
+                range.start += length;
+                position += length as u64;
+                self.split = Split::Validation;
+                (starts, self.begins_tail) = (true, range.is_empty());
+            }
+            self.offset = end;
+            if !range.is_empty() || piece.range.is_empty() {
+                self.push(parts, range, position, starts, piece.ends);
+            }
+        }
+        Ok(())
+    }
+
+    fn side(&self, text: &str) -> Split {
+        let seed = self.pipeline.inputs.options().seed;
+        match self.pipeline.section.sides {
+            Sides::Cut { .. } => Split::Train,
+            Sides::DocumentTo { document, split } if document == self.document => split,
+            _ => {
+                let key = xxh3_64(&text.as_bytes()[..text.len().min(SIDE_BYTES)]);
+                match hash(&[seed, PURPOSE_VALIDATION, key]) < self.threshold {
+                    true => Split::Validation,
+                    false => Split::Train,
+                }
             }
         }
     }
-    let bytes_read = documents.bytes_read();
-    if let Some(last) = held {
-        let (split, [train, held_out]) = side(index);
-        let parts = if threshold == 0 {
-            vec![Part::whole(last, Split::Train)]
-        } else if !train && !held_out {
-            cut(last, validation)
-        } else {
-            let split = match (train, held_out) {
-                (true, false) => Split::Validation,
-                (false, true) => Split::Train,
-                _ => split,
-            };
-            vec![Part::whole(last, split)]
-        };
-        for part in parts {
-            if !reader.push(part, bytes_read) {
-                return Ok(documents.skipped());
-            }
+
+    fn push(&mut self, parts: &mut Vec<Part>, range: Range<usize>, position: u64, starts: bool, ends: bool) {
+        let (number, split) = (self.number, self.split);
+        self.number += 1;
+        let next = self.next[split as usize];
+        if number < next.part {
+            return;
         }
+        let n_written = if number == next.part { next.tokens } else { 0 };
+        parts.push(Part { range, position, number, split, starts, ends, n_written, n_tokens: 0 });
     }
-    reader.send(bytes_read);
-    Ok(documents.skipped())
-}
-
-impl Part {
-    fn whole(document: Document, split: Split) -> Part {
-        let Document { file_idx, position, text } = document;
-        Part { split, file_idx, position, text, ends_document: true }
-    }
-}
-
-/// Cuts the only document into a training and a validation part.
-fn cut(document: Document, validation: f64) -> Vec<Part> {
-    let Document { file_idx, position, text: mut head } = document;
-    let at = border(&head, (head.len() as f64 * (1.0 - validation)) as usize);
-    let tail = head.split_off(at);
-    let mut parts =
-        vec![Part { split: Split::Train, file_idx, position, text: head, ends_document: tail.is_empty() }];
-    if !tail.is_empty() {
-        let position = position + at as u64;
-        parts.push(Part { split: Split::Validation, file_idx, position, text: tail, ends_document: true });
-    }
-    parts
 }
 
 /// A good place to cut near `wanted`: after a letter or digit that white space follows, which every built-in pattern takes for
@@ -220,140 +333,123 @@ fn border(text: &str, wanted: usize) -> usize {
         .unwrap_or_else(between_characters)
 }
 
-fn encode_batches(
-    tokenizer: &Tokenizer,
-    inputs: &Inputs,
-    batches: &Mutex<Receiver<Batch>>,
-    out: &SyncSender<(u64, Result<EncodedBatch>)>,
-) {
-    loop {
-        // A poisoned lock means that another thread panicked, which ends the scope anyway.
-        let Ok(received) = batches.lock().map(|receiver| receiver.recv()) else {
-            return;
-        };
-        let Ok(batch) = received else { return };
-        let sequence = batch.sequence;
-        if out.send((sequence, encode(tokenizer, inputs, batch))).is_err() {
-            return;
-        }
-    }
-}
-
-fn encode(tokenizer: &Tokenizer, inputs: &Inputs, batch: Batch) -> Result<EncodedBatch> {
-    let mut tokens = Vec::with_capacity(batch.text_bytes / 3);
-    let mut parts = Vec::with_capacity(batch.parts.len());
-    for part in batch.parts {
-        let before = tokens.len();
-        tokenizer.encode(part.text.as_bytes(), &mut tokens).map_err(|source| Error::Encode {
-            file: inputs.names().nth(part.file_idx).unwrap_or_default().into(),
-            position: part.position,
-            source,
-        })?;
-        tokens.extend(tokenizer.end_of_text().filter(|_| part.ends_document));
-        let raw_bytes = part.text.len() as u64;
-        parts.push(EncodedPart { split: part.split, raw_bytes, tokens: tokens.len() - before });
-    }
-    Ok(EncodedBatch { input_bytes: batch.input_bytes, tokens, parts })
+/// A shard that has all its tokens; without `next` its split has no more.
+struct FullShard {
+    split: Split,
+    writer: ShardWriter,
+    next: Option<Cursor>,
 }
 
 /// Writes the batches in the order in which they were read.
-fn write(
-    writers: &mut Writers<'_>,
-    batches: Receiver<(u64, Result<EncodedBatch>)>,
-    tickets: SyncSender<()>,
-    progress: &dyn Progress,
-    stop: &AtomicBool,
-) -> Result<()> {
-    let mut waiting = BTreeMap::new();
-    let mut next = 0;
-    for (sequence, batch) in batches {
-        waiting.insert(sequence, batch);
-        while let Some(batch) = waiting.remove(&next) {
-            if stop.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
-            }
-            let batch = batch?;
-            writers.push(&batch)?;
-            progress.advance(batch.input_bytes);
-            next += 1;
-            // The reader may be done already and take no more tickets.
-            let _ = tickets.send(());
-        }
-    }
-    Ok(())
-}
-
-/// The open shard of each split.
-struct Writers<'a> {
-    dir: &'a Path,
-    tokenizer_hash: [u8; 32],
+struct Writer<'a> {
+    pipeline: &'a Pipeline<'a>,
     vocab_size: u64,
-    shard_tokens: u64,
     open: [Option<ShardWriter>; 2],
-    records: [SplitRecord; 2],
+    /// How many shards of each split were begun before.
+    n_begun: [usize; 2],
+    full: SyncSender<FullShard>,
 }
 
-impl Writers<'_> {
-    fn new<'a>(dir: &'a Path, tokenizer: &Tokenizer, shard_tokens: u64) -> Writers<'a> {
-        Writers {
-            dir,
-            tokenizer_hash: tokenizer.hash(),
-            vocab_size: tokenizer.vocab_size() as u64,
-            shard_tokens,
+impl<'a> Writer<'a> {
+    fn new(pipeline: &'a Pipeline<'a>, started: &Started, full: SyncSender<FullShard>) -> Writer<'a> {
+        Writer {
+            pipeline,
+            vocab_size: pipeline.tokenizer.vocab_size() as u64,
             open: [None, None],
-            records: Default::default(),
+            n_begun: [started.shards[0].len(), started.shards[1].len()],
+            full,
         }
     }
 
-    fn push(&mut self, batch: &EncodedBatch) -> Result<()> {
-        let mut rest = batch.tokens.as_slice();
-        for part in &batch.parts {
-            let (mut tokens, later) = rest.split_at(part.tokens);
-            rest = later;
-            self.writer(part.split)?.start_document(part.raw_bytes);
-            while !tokens.is_empty() {
-                let shard_tokens = self.shard_tokens;
-                let writer = self.writer(part.split)?;
-                let room = usize::try_from(shard_tokens - writer.tokens()).unwrap_or(usize::MAX);
-                let (now, later) = tokens.split_at(room.min(tokens.len()));
-                writer.push(now)?;
-                tokens = later;
+    fn write_all(mut self, encoded: Receiver<Box<Batch>>, empty: SyncSender<Box<Batch>>) -> Result<()> {
+        let (progress, n_files) = (self.pipeline.progress, self.pipeline.inputs.names().len() as u64);
+        let mut waiting = BTreeMap::new();
+        let (mut next, mut is_whole) = (0, false);
+        for batch in encoded {
+            waiting.insert(batch.sequence, batch);
+            while let Some(mut batch) = waiting.remove(&next) {
+                if self.pipeline.stop.load(Ordering::Relaxed) {
+                    return Err(Error::Stopped);
+                }
+                if let Some(failure) = batch.failure.take() {
+                    return Err(failure);
+                }
+                let mut rest = batch.tokens.as_slice();
+                for part in &batch.parts {
+                    let (tokens, later) = rest.split_at(part.n_tokens);
+                    rest = later;
+                    self.push(part, tokens)?;
+                }
+                progress.at_file(batch.chunk.file_idx() as u64 + 1, n_files);
+                progress.advance(batch.input_bytes);
+                next += 1;
+                is_whole = batch.is_last;
+                // The reader may be done already and take no more batches.
+                let _ = empty.send(batch);
+            }
+        }
+        if is_whole {
+            for split in Split::ALL {
+                self.close(split, None)?;
             }
         }
         Ok(())
     }
 
-    /// The open shard of a split, which has room for at least one token.
-    fn writer(&mut self, split: Split) -> Result<&mut ShardWriter> {
+    fn push(&mut self, part: &Part, tokens: &[u32]) -> Result<()> {
+        let mut n_written = part.n_written;
+        let mut rest = tokens.get(part.n_written as usize..).unwrap_or_default();
+        while !rest.is_empty() {
+            let shard_tokens = self.pipeline.options.shard_tokens;
+            let next = Cursor { part: part.number, tokens: n_written };
+            let writer = self.writer(part.split, next)?;
+            match (n_written, part.starts) {
+                (0, true) => writer.start_document(part.range.len() as u64),
+                (0, false) => writer.continue_document(part.range.len() as u64),
+                _ => {}
+            }
+            let room = usize::try_from(shard_tokens - writer.tokens()).unwrap_or(usize::MAX);
+            let (now, later) = rest.split_at(room.min(rest.len()));
+            writer.push(now)?;
+            n_written += now.len() as u64;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// The open shard of a split, which has room for at least one token; a full one is closed, and `next` is where it ended.
+    fn writer(&mut self, split: Split, next: Cursor) -> Result<&mut ShardWriter> {
         let idx = split as usize;
-        if self.open[idx].as_ref().is_some_and(|writer| writer.tokens() >= self.shard_tokens) {
-            self.close(split)?;
+        let shard_tokens = self.pipeline.options.shard_tokens;
+        if self.open[idx].as_ref().is_some_and(|writer| writer.tokens() >= shard_tokens) {
+            self.close(split, Some(next))?;
         }
         match &mut self.open[idx] {
             Some(writer) => Ok(writer),
             none => {
-                let path = self.dir.join(shard_name(split, self.records[idx].shards.len()));
-                Ok(none.insert(ShardWriter::create(&path, self.tokenizer_hash, self.vocab_size)?))
+                let fingerprint = &self.pipeline.section.fingerprint;
+                let name = Staging::section_shard(fingerprint, split, self.n_begun[idx]);
+                let path = self.pipeline.staging.path().join(name);
+                let (disk, hash) = (&self.pipeline.options.disk, self.pipeline.tokenizer_hash);
+                self.n_begun[idx] += 1;
+                Ok(none.insert(ShardWriter::create_on(disk, &path, hash, self.vocab_size)?))
             }
         }
     }
 
-    fn close(&mut self, split: Split) -> Result<()> {
-        let idx = split as usize;
-        if let Some(writer) = self.open[idx].take() {
-            let name = shard_name(split, self.records[idx].shards.len());
-            self.records[idx].push(name, &writer.finish()?);
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<[SplitRecord; 2]> {
-        self.close(Split::Train)?;
-        self.close(Split::Validation)?;
-        Ok(self.records)
+    fn close(&mut self, split: Split, next: Option<Cursor>) -> Result<()> {
+        let Some(writer) = self.open[split as usize].take() else { return Ok(()) };
+        // Who completes shards has gone only because of an error, which is told first.
+        self.full.send(FullShard { split, writer, next }).map_err(|_| Error::Stopped)
     }
 }
 
-fn shard_name(split: Split, shard_idx: usize) -> String {
-    format!("{}-{shard_idx:05}.shard", split.name())
+/// What is too large here cannot be helped by more memory.
+fn too_long(error: Error) -> Error {
+    match error {
+        Error::TooLarge { file, what, position, max_bytes, .. } => {
+            Error::TooLong { file, what, position, max_bytes }
+        }
+        other => other,
+    }
 }

@@ -1,8 +1,11 @@
 use std::fs;
+use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ironmill_text::Silent;
+use ironmill_text::durable::{Act, Watch};
 use tempfile::TempDir;
 
 use super::*;
@@ -18,7 +21,7 @@ fn corpus(folder: &TempDir, documents: usize) -> PathBuf {
 }
 
 fn options(validation: f64, shard_tokens: u64, threads: usize) -> PrepareOptions {
-    PrepareOptions { validation, shard_tokens, threads }
+    PrepareOptions { validation, shard_tokens, threads, ..PrepareOptions::default() }
 }
 
 fn all_tokens(stream: &TokenStream) -> Vec<u32> {
@@ -197,7 +200,7 @@ fn a_smaller_rerun_removes_the_old_shards_and_nothing_else() {
 }
 
 #[test]
-fn a_failed_run_leaves_no_trace_and_keeps_the_old_data() {
+fn a_failed_run_keeps_the_old_data() {
     let folder = TempDir::new().unwrap();
     let path = corpus(&folder, 100);
     let out = folder.path().join("out");
@@ -209,9 +212,9 @@ fn a_failed_run_leaves_no_trace_and_keeps_the_old_data() {
     assert_eq!(bad_row().class(), Class::BadData);
     assert!(!out.exists());
     prepare_quietly(&inputs(&[&corpus(&folder, 100)]), &out, &options(0.1, 500, 2)).unwrap();
-    let before = names_in(&out);
+    let before = content(&out);
     assert_eq!(bad_row().class(), Class::BadData);
-    assert_eq!(names_in(&out), before);
+    assert!(content(&out) == before);
     verify(&out, &Silent).unwrap();
 }
 
@@ -227,15 +230,239 @@ impl Progress for StopEarly<'_> {
 }
 
 #[test]
-fn a_stop_ends_the_work_and_leaves_no_trace() {
+fn a_stop_ends_the_work_and_keeps_nothing_but_complete_shards() {
     let folder = TempDir::new().unwrap();
     let inputs = Inputs::from_specs(&["builtin:stories:10MB".into()], &InputOptions::default()).unwrap();
     let out = folder.path().join("out");
-    let stop = AtomicBool::new(false);
-    let error =
-        prepare(&inputs, &tokenizer(), &out, &options(0.1, 1_000, 2), &StopEarly(&stop), &stop).unwrap_err();
-    assert_eq!(error.class(), Class::Stopped);
-    assert!(!out.exists());
+    // Before the first shard is full there is nothing to go on from.
+    for (shard_tokens, leaves) in [(1 << 30, false), (1_000, true)] {
+        let stop = AtomicBool::new(false);
+        let settings = options(0.1, shard_tokens, 2);
+        let error = prepare(&inputs, &tokenizer(), &out, &settings, &StopEarly(&stop), &stop).unwrap_err();
+        assert_eq!(error.class(), Class::Stopped);
+        assert_eq!(out.exists(), leaves);
+        assert!(!out.join("manifest.json").exists());
+    }
+}
+
+/// Everything in a folder but the staging folder: names and bytes.
+fn content(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    assert!(!dir.join(".prepare").exists());
+    names_in(dir).into_iter().map(|name| (name.clone(), fs::read(dir.join(name)).unwrap())).collect()
+}
+
+/// Lets so many acts on the disk happen, and fails all later ones.
+struct FailsAfter(AtomicU64);
+
+impl Watch for FailsAfter {
+    fn before(&self, _: Act, _: &Path) -> io::Result<()> {
+        let left = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        left.map(|_| ()).map_err(|_| io::ErrorKind::StorageFull.into())
+    }
+}
+
+#[test]
+fn a_run_that_fails_at_any_act_on_the_disk_goes_on_to_the_same_bytes() {
+    let folder = TempDir::new().unwrap();
+    let inputs = inputs(&[&corpus(&folder, 12)]);
+    let settings = PrepareOptions { drop_duplicates: true, ..options(0.2, 400, 2) };
+    let whole = folder.path().join("whole");
+    let manifest = prepare_quietly(&inputs, &whole, &settings).unwrap().manifest;
+    assert!(manifest.train.shards.len() > 1);
+    let expected = content(&whole);
+    for allowed in 0.. {
+        let out = folder.path().join(format!("out-{allowed}"));
+        let disk = Disk::watched(Arc::new(FailsAfter(AtomicU64::new(allowed))));
+        let failing = PrepareOptions { disk, ..settings.clone() };
+        let first = prepare_quietly(&inputs, &out, &failing);
+        // What is there is never half of something.
+        assert!(!out.join("manifest.json").exists() || verify(&out, &Silent).is_ok(), "{allowed}");
+        if first.is_ok() {
+            assert!(allowed > 20);
+            break;
+        }
+        assert_eq!(first.unwrap_err().class(), Class::CannotWrite);
+        prepare_quietly(&inputs, &out, &settings).unwrap();
+        assert!(content(&out) == expected, "{allowed}");
+    }
+}
+
+#[test]
+fn a_resumed_run_encodes_only_what_is_missing() {
+    let folder = TempDir::new().unwrap();
+    let (good, out) = (corpus(&folder, 80), folder.path().join("out"));
+    let bad = folder.path().join("z.jsonl");
+    fs::write(&bad, "{\"text\": \"fine\"}\n{\"text\": 5}\n").unwrap();
+    let settings = options(0.1, 300, 1);
+    // Each file is a section of its own, so the first is complete when the second turns out to be bad.
+    let inputs = |paths: &[&Path]| self::inputs(paths).with_section_bytes(1);
+    let both = inputs(&[&good, &bad]);
+    assert_eq!(prepare_quietly(&both, &out, &settings).unwrap_err().class(), Class::BadData);
+    let complete = names_in(&out.join(".prepare")).len();
+    assert!(complete > 4, "{complete}");
+    let times = |dir: &Path| {
+        let mut times: Vec<_> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| entry.file_name().to_str().unwrap().ends_with(".shard"))
+            .map(|entry| entry.metadata().unwrap().modified().unwrap())
+            .collect();
+        times.sort();
+        times
+    };
+    let before = times(&out.join(".prepare"));
+    // The same error comes again, and nothing that is complete is written again.
+    assert_eq!(prepare_quietly(&both, &out, &settings).unwrap_err().class(), Class::BadData);
+    assert!(times(&out.join(".prepare")) == before);
+    // Once the input is right, what was complete is part of the result.
+    fs::remove_file(&bad).unwrap();
+    let alone = inputs(&[&good]);
+    let resumed = prepare_quietly(&alone, &out, &settings).unwrap();
+    assert_eq!(resumed.reused_sections, 1);
+    prepare_quietly(&alone, &folder.path().join("fresh"), &settings).unwrap();
+    assert!(content(&out) == content(&folder.path().join("fresh")));
+}
+
+#[test]
+fn sections_end_where_files_say_and_large_files_always_do() {
+    let folder = TempDir::new().unwrap();
+    let file = |name: &str, bytes: u64| {
+        let path = folder.path().join(name);
+        fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    };
+    let mut files: Vec<PathBuf> = (0..200).map(|i| file(&format!("{i:03}.txt"), 8 << 20)).collect();
+    files.insert(77, file("large.txt", 300 << 20));
+    let borders = |files: &[PathBuf]| -> Vec<PathBuf> {
+        let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+        let sections = super::sections::plan(&inputs(&paths));
+        assert_eq!(sections.iter().map(|section| section.sources.len()).sum::<usize>(), files.len());
+        sections.iter().map(|section| files[section.sources.end - 1].clone()).collect()
+    };
+    let all = borders(&files);
+    assert!((3..25).contains(&all.len()) && all.contains(&files[77]), "{}", all.len());
+    // Without one of the files the others end sections as before.
+    let removed = files.remove(100);
+    let fewer = borders(&files);
+    assert_eq!(fewer, all.into_iter().filter(|path| *path != removed).collect::<Vec<_>>());
+}
+
+#[test]
+fn other_sections_are_kept_when_one_changes() {
+    let folder = TempDir::new().unwrap();
+    let path = |i: usize| folder.path().join(format!("{i}.txt"));
+    let write = |i: usize, text: &str| fs::write(path(i), text).unwrap();
+    for i in 0..3 {
+        write(i, &format!("the cat {i}<sep>the dog {i}<sep>the mat {i}<sep>the log {i}"));
+    }
+    // What is larger than a section ends one.
+    let reading = InputOptions { document_separator: Some("<sep>".into()), ..InputOptions::default() };
+    let specs: Vec<String> = (0..3).map(|i| path(i).display().to_string()).collect();
+    let with_stories = |texts: &[usize]| {
+        let mut all: Vec<String> = Vec::new();
+        for &i in texts {
+            all.push(specs[i].clone());
+            all.push(format!("builtin:stories:{}", 300_000 + i));
+        }
+        Inputs::from_specs(&all, &reading).unwrap().with_section_bytes(100_000)
+    };
+    let out = folder.path().join("out");
+    let settings = options(0.2, 5_000, 2);
+    let run = |inputs: &Inputs, out: &Path| prepare_quietly(inputs, out, &settings).unwrap();
+    let first = run(&with_stories(&[0, 1, 2]), &out);
+    assert!(first.manifest.sections.len() >= 3, "{}", first.manifest.sections.len());
+    write(1, "something else<sep>the end");
+    let second = run(&with_stories(&[0, 1, 2]), &out);
+    assert_eq!(second.reused_sections as usize, second.manifest.sections.len() - 1);
+    let fresh = folder.path().join("fresh");
+    assert_eq!(run(&with_stories(&[0, 1, 2]), &fresh).reused_sections, 0);
+    assert!(content(&out) == content(&fresh));
+    // Fewer inputs, other order: what is kept is found wherever it was.
+    let third = run(&with_stories(&[2, 0]), &out);
+    assert_eq!(third.reused_sections, third.manifest.sections.len() as u64);
+    verify(&out, &Silent).unwrap();
+}
+
+#[test]
+fn duplicates_are_dropped_and_counted_and_copies_are_on_one_side() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a.jsonl");
+    let rows: String = (0..400).map(|i| format!("{{\"text\": \"document {}\"}}\n", i * i % 151)).collect();
+    fs::write(&path, rows).unwrap();
+    let inputs = inputs(&[&path]);
+    let mut distinct = std::collections::BTreeSet::new();
+    inputs
+        .for_each(|document| {
+            distinct.insert(document.text);
+            Ok(())
+        })
+        .unwrap();
+    let out = folder.path().join("out");
+    let kept = prepare_quietly(&inputs, &out, &options(0.3, 1 << 20, 2)).unwrap().manifest;
+    assert_eq!((kept.train.documents + kept.validation.documents, kept.duplicate_documents), (400, 0));
+    let documents = |split| {
+        let dataset = Dataset::open(&out).unwrap();
+        let tokens = all_tokens(dataset.split(split));
+        let end = tokenizer().end_of_text().unwrap();
+        tokens.split(|&token| token == end).map(<[u32]>::to_vec).collect::<std::collections::BTreeSet<_>>()
+    };
+    let (train, validation) = (documents(Split::Train), documents(Split::Validation));
+    assert_eq!(train.intersection(&validation).filter(|document| !document.is_empty()).count(), 0);
+    let settings = PrepareOptions { drop_duplicates: true, ..options(0.3, 1 << 20, 2) };
+    let dropped = prepare_quietly(&inputs, &out, &settings).unwrap().manifest;
+    assert_eq!((dropped.train.documents + dropped.validation.documents) as usize, distinct.len());
+    assert_eq!(dropped.duplicate_documents as usize, 400 - distinct.len());
+}
+
+#[test]
+fn a_document_in_parts_has_the_tokens_of_the_whole() {
+    let folder = TempDir::new().unwrap();
+    let text: String = (0..400_000).map(|i| format!("the cat {} sat, ", i * 7 % 1_000)).collect();
+    assert!(text.len() > 5 << 20);
+    let mut whole = Vec::new();
+    tokenizer().encode(text.as_bytes(), &mut whole).unwrap();
+    whole.extend(tokenizer().end_of_text());
+    let out = folder.path().join("out");
+    for (name, bytes) in [("a.txt", text.clone()), ("a.jsonl", format!("{{\"text\": \"{text}\"}}\n"))] {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        for validation in [0.0, 0.25] {
+            let settings = options(validation, 300_000, 2);
+            let manifest = prepare_quietly(&inputs(&[&path]), &out, &settings).unwrap().manifest;
+            let dataset = Dataset::open(&out).unwrap();
+            let streams = Split::ALL.map(|split| all_tokens(dataset.split(split)));
+            assert!(streams.concat() == whole, "{name} {validation}");
+            assert_eq!(manifest.train.raw_bytes + manifest.validation.raw_bytes, text.len() as u64);
+            assert_eq!(manifest.train.documents, 1);
+            let share = manifest.validation.raw_bytes as f64 / text.len() as f64;
+            assert!((share - validation).abs() < 1e-4, "{name} {share}");
+        }
+    }
+}
+
+#[test]
+fn an_input_that_changes_or_vanishes_is_an_error_and_nothing_of_it_is_used() {
+    let folder = TempDir::new().unwrap();
+    let path = corpus(&folder, 50);
+    let out = folder.path().join("out");
+    let found = inputs(&[&path]);
+    fs::write(&path, "{\"text\": \"another\"}\n{\"text\": \"corpus\"}\n").unwrap();
+    let error = prepare_quietly(&found, &out, &options(0.1, 1_000, 1)).unwrap_err();
+    assert!(matches!(error, Error::ChangedInput { .. }), "{error}");
+    assert!(!out.join("manifest.json").exists());
+    fs::remove_file(&path).unwrap();
+    let error = prepare_quietly(&found, &out, &options(0.1, 1_000, 1)).unwrap_err();
+    assert!(matches!(error, Error::MissingInput { .. }), "{error}");
+    assert!(!out.join("manifest.json").exists());
+}
+
+#[test]
+fn two_at_once_in_one_folder_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out");
+    let _first = Staging::open(&out, &Disk::default()).unwrap();
+    let error = prepare_quietly(&inputs(&[&corpus(&folder, 5)]), &out, &options(0.1, 1_000, 1)).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
 }
 
 #[test]
@@ -278,7 +505,6 @@ fn an_empty_corpus_and_an_unwritable_folder_are_errors() {
 
 #[test]
 fn reading_progress_reaches_its_total() {
-    use std::sync::atomic::AtomicU64;
     #[derive(Default)]
     struct Sums {
         total: AtomicU64,

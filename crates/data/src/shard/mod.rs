@@ -11,7 +11,7 @@
 //! | 12 | 4 | `W`, the token width in bytes: 2 if the vocabulary holds at most 65,536 tokens, else 4 |
 //! | 16 | 8 | `T`, how many tokens the shard holds |
 //! | 24 | 8 | `D`, how many documents start in the shard |
-//! | 32 | 8 | raw bytes: the UTF-8 length of the documents that start in the shard, before encoding |
+//! | 32 | 8 | raw bytes: the UTF-8 length, before encoding, of the documents that start in the shard (a document of more than 2 MiB counts part by part) |
 //! | 40 | 32 | hash of the tokenizer |
 //! | 72 | 8 | vocabulary size: every token is below it |
 //! | 80 | 8 | zero |

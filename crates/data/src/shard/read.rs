@@ -98,16 +98,27 @@ impl Shard {
         for part in out.chunks_mut(CHUNK_BYTES / width as usize) {
             let bytes = &mut chunk[..part.len() * width as usize];
             self.read_bytes(bytes, at)?;
-            if width == 2 {
-                for (token, pair) in part.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *token = u32::from(u16::from_le_bytes(*pair));
-                }
-            } else {
-                for (token, four) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *token = u32::from_le_bytes(*four);
-                }
-            }
+            decode(bytes, width, part);
             at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Fills `ids` with the tokens from `position` on and `targets`, which is as long, with those behind each of them.
+    pub(crate) fn read_shifted(&self, position: u64, ids: &mut [u32], targets: &mut [u32]) -> Result<()> {
+        let width = self.header.token_bytes;
+        let (start, end) = self.range("tokens", position, ids.len() as u64 + 1, self.header.tokens)?;
+        self.verify_blocks(0, start * width, end * width)?;
+        let mut chunk = [0; CHUNK_BYTES];
+        let mut at = HEADER_BYTES + start * width;
+        let tokens_at_once = CHUNK_BYTES / width as usize - 1;
+        for (ids, targets) in ids.chunks_mut(tokens_at_once).zip(targets.chunks_mut(tokens_at_once)) {
+            let n_bytes = ids.len() * width as usize;
+            let bytes = &mut chunk[..n_bytes + width as usize];
+            self.read_bytes(bytes, at)?;
+            decode(&bytes[..n_bytes], width, ids);
+            decode(&bytes[width as usize..], width, targets);
+            at += n_bytes as u64;
         }
         Ok(())
     }
@@ -253,6 +264,19 @@ impl Shard {
 
 /// How much is read at once, into a buffer on the stack; it divides [`BLOCK_BYTES`].
 const CHUNK_BYTES: usize = 8_192;
+
+/// Tokens of two or four bytes as numbers.
+fn decode(bytes: &[u8], width: u64, tokens: &mut [u32]) {
+    if width == 2 {
+        for (token, pair) in tokens.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *token = u32::from(u16::from_le_bytes(*pair));
+        }
+    } else {
+        for (token, four) in tokens.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *token = u32::from_le_bytes(*four);
+        }
+    }
+}
 
 /// Lengths were compared with the size of an existing file, which 64-bit and 32-bit targets can both index in parts.
 fn to_usize(value: u64) -> usize {

@@ -3,10 +3,10 @@
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use ironmill_text::durable::StagedFile;
+use ironmill_text::durable::{Disk, StagedFile};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{BLOCK_BYTES, HEADER_BYTES, Header, token_bytes};
+use super::{BLOCK_BYTES, HEADER_BYTES, Header, OFFSET_BYTES, token_bytes};
 use crate::error::{Error, Result};
 
 /// Writes one shard. Dropping it before [`ShardWriter::finish`] removes what was written.
@@ -34,7 +34,17 @@ pub struct WrittenShard {
 impl ShardWriter {
     /// Starts a shard that will appear at `path` when it is finished.
     pub fn create(path: &Path, tokenizer_hash: [u8; 32], vocab_size: u64) -> Result<ShardWriter> {
-        let mut file = StagedFile::create(path).map_err(Error::write(path))?;
+        ShardWriter::create_on(&Disk::default(), path, tokenizer_hash, vocab_size)
+    }
+
+    /// Starts a shard on a disk that may be watched.
+    pub fn create_on(
+        disk: &Disk,
+        path: &Path,
+        tokenizer_hash: [u8; 32],
+        vocab_size: u64,
+    ) -> Result<ShardWriter> {
+        let mut file = StagedFile::create_on(disk, path).map_err(Error::write(path))?;
         file.write_all(&[0; HEADER_BYTES as usize]).map_err(Error::write(path))?;
         let header = Header {
             token_bytes: token_bytes(vocab_size),
@@ -64,6 +74,11 @@ impl ShardWriter {
     pub fn start_document(&mut self, raw_bytes: u64) {
         self.offsets.push(self.header.tokens);
         self.header.documents += 1;
+        self.header.raw_bytes += raw_bytes;
+    }
+
+    /// Says that the next token goes on with a document, by `raw_bytes` bytes of its text.
+    pub fn continue_document(&mut self, raw_bytes: u64) {
         self.header.raw_bytes += raw_bytes;
     }
 
@@ -98,11 +113,11 @@ impl ShardWriter {
         if !self.block.is_empty() {
             self.flush_block()?;
         }
-        let offsets: Vec<u8> = self.offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
-        for block in offsets.chunks(BLOCK_BYTES as usize) {
-            self.checksums.push(xxh3_64(block));
+        let offsets = std::mem::take(&mut self.offsets);
+        for block in offsets.chunks((BLOCK_BYTES / OFFSET_BYTES) as usize) {
+            self.block.extend(block.iter().flat_map(|offset| offset.to_le_bytes()));
+            self.flush_block()?;
         }
-        self.append(&offsets)?;
         let table: Vec<u8> = self.checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
         self.append(&table)?;
         let header = self.header.to_bytes();
