@@ -53,9 +53,10 @@ def write_llama2c(path):
 
 
 def write_tokenizer(path):
-    """A vocabulary that its reader accepts: bytes, then numbers."""
+    """A vocabulary that its reader accepts: bytes, letters, which it looks up, then numbers."""
     with open(path, "wb") as file:
         pieces = [b"<unk>", b"\n<s>\n", b"\n</s>\n"] + [b"<0x%02X>" % byte for byte in range(256)]
+        pieces += [bytes([letter]) for letter in range(32, 127)]
         pieces += [b"t%d" % number for number in range(VOCABULARY - len(pieces))]
         file.write(struct.pack("i", max(map(len, pieces))))
         for piece in pieces:

@@ -50,8 +50,6 @@ const TILE_ROWS: usize = 96;
 const TILE_PANELS: usize = 4;
 /// Tiles of C that a thread gets on average, so that one that is held up leaves its share to the others.
 const TILES_PER_THREAD: usize = 8;
-/// The same where B is read where it lies.
-const STREAMED_TILES: usize = 4;
 /// Columns of B that are packed at a time: with [`MAX_STEPS`] steps, 4 MiB in the last cache.
 const STAGE_COLUMNS: usize = 2688;
 
@@ -415,22 +413,17 @@ fn few_rows<const N: usize>(
     }
     let packed_a = &*packed_a;
     let threads = pool.threads();
-    // A tile is one panel of B, which is tens of kilobytes of weights a block. Lines that are read where they lie are best read
-    // in long runs: what a thread reads next is then seldom a guess.
-    let tile_columns = match stream {
-        Some(_) => n.div_ceil(STREAMED_TILES * threads).next_multiple_of(family.columns()),
-        None => family.columns(),
-    };
-    let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, tile_columns]));
+    // A tile is one panel of B, which is tens of kilobytes of weights a block.
+    let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, family.columns()]));
     for_tiles(pool, grids, |mut tiles, scratch| {
         let tile = &mut tiles[0];
         if let Some(stream) = stream {
-            let ahead = (tile.column + threads * tile_columns).min(n);
-            for columns in cut(tile.column_range(), STRIP) {
-                let next = if columns.end == tile.column_range().end { ahead } else { columns.end };
-                for block in blocks(family, k) {
-                    let packed_a = &packed_a[place(&block)..];
-                    stream_strip((family, stream), packed_a, &product, block, (tile, columns.clone()), next);
+            let ahead = (tile.column + threads * family.columns()).min(n);
+            for block in blocks(family, k) {
+                let packed_a = &packed_a[place(&block)..];
+                for columns in cut(tile.column_range(), STRIP) {
+                    let next = if columns.end == tile.column_range().end { ahead } else { columns.end };
+                    stream_strip((family, stream), packed_a, &product, block.clone(), (tile, columns), next);
                 }
             }
             let column = tile.column;
@@ -481,11 +474,6 @@ fn stream_strip(
         tile.column <= columns.start && columns.end <= tile.column_range().end,
         "the strip is the tile's"
     );
-    let from = b.data.as_ptr().wrapping_add(b.place(0, next));
-    let ahead = match lines.line_stride == family.units(b.rows) {
-        true => stream::Ahead::whole(from, family.units(block.start)),
-        false => stream::Ahead::apart(from.wrapping_add(family.units(block.start)), lines.line_stride),
-    };
     let bias = bias.filter(|_| block.start == 0).map(|bias| &bias[columns.clone()]);
     let strip = Strip {
         steps,
@@ -493,7 +481,7 @@ fn stream_strip(
         lines: lines.data.as_ptr(),
         stride: lines.line_stride,
         count: columns.len(),
-        ahead,
+        ahead: b.data.as_ptr().wrapping_add(b.place(block.start, next)),
     };
     // SAFETY: `stream` belongs to an instruction set that a `Simd` proves. The assertions keep the packed rows and the lines
     // inside their slices; the columns lie inside the tile, whose elements are this thread's own, and the bias has a

@@ -2,8 +2,8 @@
 //!
 //! Sixteen lines at a time are read where they lie, sixteen units of each; a transposition in registers turns them into the
 //! vectors that the inner loops of packed panels multiply. So every element is the same chain of additions as theirs, bit for
-//! bit, and nothing is written on the way. The next sixteen lines are asked for meanwhile: the processor foresees fewer streams
-//! than there are lines.
+//! bit, and nothing is written on the way. What the next sixteen lines hold at the same place is asked for meanwhile: the
+//! processor foresees fewer streams than there are lines.
 
 use super::{Matrix, cut, micro::Family, micro::Panels, micro::Target, micro::Upcoming};
 use crate::{
@@ -30,32 +30,8 @@ pub(super) struct Strip {
     pub stride: usize,
     /// Lines that exist.
     pub count: usize,
-    /// What is read later, and asked for now.
-    pub ahead: Ahead,
-}
-
-/// Memory that is read soon: sixteen cache lines of it are asked for in every sixteen steps. Any address will do.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    /// The first of the first sixteen.
-    first: *const f32,
-    /// From one of the sixteen to the next.
-    between: usize,
-    /// From sixteen to the next sixteen.
-    stride: usize,
-}
-
-impl Ahead {
-    /// A strip whose lines follow each other without a gap: in the order of memory, which is what the processor goes on with by
-    /// itself, and so from where `steps` of each line were asked for.
-    pub fn whole(strip: *const f32, steps: usize) -> Self {
-        Ahead { first: strip.wrapping_add(STRIP * steps), between: 16, stride: 16 * STRIP }
-    }
-
-    /// A strip of lines at a stride.
-    pub fn apart(strip: *const f32, stride: usize) -> Self {
-        Ahead { first: strip, between: stride, stride: 16 }
-    }
+    /// The first unit of what is read next, as many lines at the same stride. Any address will do.
+    pub ahead: *const f32,
 }
 
 /// Few rows, packed, to be multiplied on the calling thread with matrices that lie where they are.
@@ -93,7 +69,7 @@ impl FewRows {
         let (stride, base) = (c.stride(), c.as_mut_ptr());
         for lines in cut(0..b.rows, STRIP) {
             let from = b.data.as_ptr().wrapping_add(lines.start * b.row_stride);
-            let ahead = Ahead::apart(from.wrapping_add(STRIP * b.row_stride), b.row_stride);
+            let ahead = from.wrapping_add(STRIP * b.row_stride);
             let (steps, count) = (b.columns, lines.len());
             let strip = Strip { steps, a: a.as_ptr(), lines: from, stride: b.row_stride, count, ahead };
             // SAFETY: `stream` belongs to an instruction set that a `Simd` proves. The assertions keep the packed rows, the lines
@@ -145,7 +121,7 @@ impl FewRows {
 pub(super) mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{super::micro::Target, Ahead, STRIP, Stream, Strip};
+    use super::{super::micro::Target, STRIP, Stream, Strip};
 
     pub static AVX512: [Stream; 8] = [
         numbers::<1>,
@@ -218,15 +194,13 @@ pub(super) mod x86 {
             #[target_feature(enable = $features)]
             unsafe fn $name<const R: usize>(strip: Strip, to: Target) {
                 let Strip { steps, a, lines, stride, count, ahead } = strip;
-                let Ahead { first: mut ahead, between, stride: ahead_stride } = ahead;
                 let mut sums = [_mm512_setzero_ps(); R];
                 for step in (0..steps).step_by(16) {
                     let left = (steps - step).min(16);
                     let mask = ((1u32 << left) - 1) as __mmask16;
                     for line in 0..STRIP {
-                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * between).cast());
+                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * stride + step).cast());
                     }
-                    ahead = ahead.wrapping_add(ahead_stride);
                     let line = |line: usize| {
                         let exists = if line < count { mask } else { 0 };
                         // SAFETY: the mask keeps the load to lines and units that exist, by the caller's promise.
