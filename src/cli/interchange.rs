@@ -19,9 +19,10 @@ in memory at a time. Pickles (.bin, .pt) are never read.
 Examples:
   ironmill import SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2 --check
   ironmill import gpt2_124M.bin --tokenizer gpt2/tokenizer.json --out gpt2
+  ironmill import stories260K.bin --tokenizer tok512.bin --out stories
   ironmill import gemma-3-270m.gguf --out gemma --dtype bf16")]
 pub struct ImportArgs {
-    /// A GGUF file, a checkpoint of llm.c or a Hugging Face folder
+    /// A GGUF file, a checkpoint of llm.c, a model of llama2.c or a Hugging Face folder
     #[arg(value_name = "FILE|FOLDER")]
     source: PathBuf,
     /// The folder to make
