@@ -35,7 +35,7 @@ pub(super) struct Milestones {
     last: u32,
 }
 
-/// How long a kind of wait usually takes: it is slept through in pieces of an eighth, so that waking is cheap and a wait that is
+/// How long a kind of wait usually takes: it is slept through in quarters, so that waking is cheap and a wait that is
 /// shorter than usual ends not much later than it could.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Patience {
@@ -104,7 +104,7 @@ impl Milestones {
 impl Patience {
     /// How long to sleep after having waited for so long.
     fn sleep(self, waited: Duration) -> Duration {
-        (self.usual.max(waited) / 8).clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
+        (self.usual.max(waited) / 4).clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
     }
 
     fn learn(&mut self, took: Duration) {
@@ -135,8 +135,8 @@ mod tests {
             }
             (waited, count)
         };
-        assert!(sleeps(patience, Duration::from_millis(100)).1 <= 10);
-        assert!(sleeps(patience, Duration::from_millis(5)).0 < Duration::from_millis(13));
+        assert!(sleeps(patience, Duration::from_millis(100)).1 <= 6);
+        assert!(sleeps(patience, Duration::from_millis(5)).0 < Duration::from_millis(26));
         // A wait that nobody expected takes more sleeps, not thousands.
         assert!(sleeps(Patience::default(), Duration::from_millis(100)).1 < 100);
         patience.learn(Duration::ZERO);

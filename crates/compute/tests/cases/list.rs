@@ -428,8 +428,9 @@ pub fn attentions_of_wide_heads() -> Vec<Case> {
         whole_attention(&mut cases, [b, t, 256], attention, &[]);
         for new in [1, 17] {
             let (q, kv) = (random(&[b, new, 512], 7), [b, t, 256]);
-            let starts = indices(&[b], (0..b).map(|b| ((t - new) / (b + 1)) as u32).collect());
-            let inputs = vec![q, random(&kv, 8), random(&kv, 9), starts];
+            let place = |b: usize| [b as u32, ((t - new) / (b + 1)) as u32];
+            let places = indices(&[b, 2], (0..b).flat_map(place).collect());
+            let inputs = vec![q, random(&kv, 8), random(&kv, 9), places];
             cases.push(op(Op::Attention(Attention { cached: true, ..attention }), inputs, t));
         }
     }

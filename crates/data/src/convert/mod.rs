@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | nanoGPT | `train.bin`, `val.bin` | the tokens as `u16`, nothing else |
 //! | llm.c | `train_000000.bin` …, `val_000000.bin` … | 256 `i32`: magic, version, token count, zeros; then the tokens: `20240520`, 1 and `u16`, or `20240801`, 7 and `u32` |
-//! | Megatron | `train.bin` + `train.idx`, `val.bin` + `val.idx` | the tokens as `u16` or `i32`; the index of documents is described in [megatron] |
+//! | Megatron | `train.bin` + `train.idx`, `val.bin` + `val.idx` | the tokens as `u16` or `i32`; the index of documents is described in `megatron.rs` |
 //!
 //! Tokens stay what they are and where they are. Only Megatron's files know documents; in the others a document ends with every
 //! end-of-text token, if the tokenizer has one. They carry neither checksums nor the tokenizer, so whoever reads them has to name
