@@ -25,38 +25,47 @@ pub(crate) struct Limits {
     pub top_k: usize,
 }
 
-/// The token of a row: of equally likely ones the lower id is first, and candidates are gone through in the order of ids.
-pub(crate) fn draw(logits: &[f64], limits: Limits, key: [u32; 2], sample: u32, length: u32) -> u32 {
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+/// The token of a row: of equally likely ones the lower id is first, and candidates are gone through in the order of ids. `order` has a
+/// place for every id.
+pub(crate) fn draw(
+    logit: impl Fn(usize) -> f64,
+    order: &mut [u32],
+    limits: Limits,
+    key: [u32; 2],
+    [length, sample]: [u32; 2],
+) -> u32 {
+    order.iter_mut().zip(0..).for_each(|(place, id)| *place = id);
+    let logit = |id: u32| logit(id as usize);
+    order.sort_unstable_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b)));
     let Some(&best) = order.first() else { return 0 };
     if limits.temperature <= 0.0 {
-        return best as u32;
+        return best;
     }
-    let weight = |id: usize| ((logits[id] - logits[best]) / limits.temperature).exp();
-    if limits.top_k > 0 {
-        order.truncate(limits.top_k);
-    }
+    let weight = |id: u32| ((logit(id) - logit(best)) / limits.temperature).exp();
+    let sum = |ids: &[u32]| ids.iter().map(|&id| weight(id)).sum::<f64>();
+    let mut count = if limits.top_k > 0 { limits.top_k.min(order.len()) } else { order.len() };
     if limits.top_p > 0.0 && limits.top_p < 1.0 {
-        let goal = limits.top_p * order.iter().map(|&id| weight(id)).sum::<f64>();
+        let goal = limits.top_p * sum(&order[..count]);
         let mut reached = 0.0;
-        let crossing = order.iter().position(|&id| {
+        let crossing = order[..count].iter().position(|&id| {
             reached += weight(id);
             reached >= goal
         });
-        order.truncate(crossing.map_or(order.len(), |last| last + 1));
+        count = crossing.map_or(count, |last| last + 1);
     }
-    order.retain(|&id| weight(id) >= limits.min_p);
-    order.sort_unstable();
+    // Weights fall along the order.
+    count = order[..count].partition_point(|&id| weight(id) >= limits.min_p);
+    let candidates = &mut order[..count];
+    candidates.sort_unstable();
     let words = philox::philox(key, [length, sample, 0, 0]);
-    let mut rest = philox::unit(words[0], words[1]) * order.iter().map(|&id| weight(id)).sum::<f64>();
-    for &id in &order {
+    let mut rest = philox::unit(words[0], words[1]) * sum(candidates);
+    for &mut id in candidates {
         if rest < weight(id) {
-            return id as u32;
+            return id;
         }
         rest -= weight(id);
     }
-    best as u32
+    best
 }
 
 impl Draw {

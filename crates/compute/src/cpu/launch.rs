@@ -53,6 +53,8 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
             attention::needs(simd, Sizes::beside_cache(of, input(0), launch.outputs[2].of.shape))
         }
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
+        // A place for every id.
+        Kernel::Draw(_) => Needs { scratch: input(0).columns(), ..Needs::default() },
         Kernel::GlobalNorm => {
             Needs { partials: rows::update::partial_count(input(0).elements()), ..Needs::default() }
         }
@@ -60,7 +62,6 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::CacheCopy
-        | Kernel::Draw(_)
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd

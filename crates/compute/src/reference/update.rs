@@ -38,12 +38,13 @@ pub(super) fn draw(constants: Draw, inputs: &[&Tensor], outputs: &mut [Tensor]) 
     let vocabulary = logits.columns();
     let [ids, positions, places, lengths, drawn] = outputs else { unreachable!("checked at bind") };
     let room = drawn.shape.columns();
+    let mut order = vec![0; vocabulary];
     for (row, logits) in logits.data.chunks_exact(vocabulary).enumerate() {
         let [temperature, top_p, min_p] = [0, 1, 2].map(|index| limits.data[3 * row + index]);
         let [key0, key1, sample, top_k] = [0, 1, 2, 3].map(|index| keys.index(4 * row + index) as u32);
         let limits = Limits { temperature, top_p, min_p, top_k: top_k as usize };
         let counts = [0, 1].map(|index| lengths.index(2 * row + index) as u32);
-        let id = draw::draw(logits, limits, [key0, key1], sample, counts[0]);
+        let id = draw::draw(|id| logits[id], &mut order, limits, [key0, key1], [counts[0], sample]);
         drawn.data[row * room + counts[1] as usize % room] = id.into();
         ids.data[row] = id.into();
         let [position, start] = [positions.index(row), places.index(2 * row + 1)].map(|x| x as u32);

@@ -15,19 +15,23 @@ pub(in super::super) fn draw(context: &mut Context<'_>, operands: &mut Operands<
     let room = operands.output_type(4).shape.columns();
     let grids = [(0, 1), (1, 1), (2, 2), (3, 2), (4, room)]
         .map(|(index, columns)| Grid::rows(operands.output_indices(index), columns, 1));
-    for_tiles(context.pool, grids, |[mut ids, mut positions, mut places, mut lengths, mut drawn], _| {
-        let row = ids.row;
-        let logits: Vec<f64> =
-            logits[row * vocabulary..][..vocabulary].iter().map(|&logit| logit.into()).collect();
-        let [temperature, top_p, min_p] = [0, 1, 2].map(|index| f64::from(limits[3 * row + index]));
-        let [key0, key1, sample, top_k] = [0, 1, 2, 3].map(|index| keys[4 * row + index]);
-        let limits = Limits { temperature, top_p, min_p, top_k: top_k as usize };
-        let lengths = lengths.row_mut(0);
-        let counts = [lengths[0], lengths[1]];
-        let id = draw::draw(&logits, limits, [key0, key1], sample, counts[0]);
-        drawn.row_mut(0)[counts[1] as usize % room] = id;
-        ids.row_mut(0)[0] = id;
-        let (position, start) = (&mut positions.row_mut(0)[0], &mut places.row_mut(0)[1]);
-        [*position, *start, lengths[0], lengths[1]] = of.advance(*position, *start, counts);
-    });
+    for_tiles(
+        context.pool,
+        grids,
+        |[mut ids, mut positions, mut places, mut lengths, mut drawn], scratch| {
+            let row = ids.row;
+            let logits = &logits[row * vocabulary..][..vocabulary];
+            let order = &mut bytemuck::cast_slice_mut::<f32, u32>(scratch)[..vocabulary];
+            let [temperature, top_p, min_p] = [0, 1, 2].map(|index| f64::from(limits[3 * row + index]));
+            let [key0, key1, sample, top_k] = [0, 1, 2, 3].map(|index| keys[4 * row + index]);
+            let limits = Limits { temperature, top_p, min_p, top_k: top_k as usize };
+            let lengths = lengths.row_mut(0);
+            let counts = [lengths[0], lengths[1]];
+            let id = draw::draw(|id| logits[id].into(), order, limits, [key0, key1], [counts[0], sample]);
+            drawn.row_mut(0)[counts[1] as usize % room] = id;
+            ids.row_mut(0)[0] = id;
+            let (position, start) = (&mut positions.row_mut(0)[0], &mut places.row_mut(0)[1]);
+            [*position, *start, lengths[0], lengths[1]] = of.advance(*position, *start, counts);
+        },
+    );
 }
