@@ -28,15 +28,8 @@ pub struct ImportArgs {
     /// The folder to make
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// The tokenizer [default: the source's]
-    #[arg(long, value_name = "FILE")]
-    tokenizer: Option<PathBuf>,
-    /// The type of the weights
-    #[arg(long, value_enum, default_value = "f32", value_name = "TYPE")]
-    dtype: Elements,
-    /// Read the result again, and compare logits and greedy tokens with the source's
-    #[arg(long)]
-    check: bool,
+    #[command(flatten)]
+    way: Way,
 }
 
 /// The flags of `export`.
@@ -56,7 +49,14 @@ pub struct ExportArgs {
     /// The folder or the .gguf file to make
     #[arg(long, value_name = "PATH")]
     out: PathBuf,
-    /// The tokenizer [default: the model's]
+    #[command(flatten)]
+    way: Way,
+}
+
+/// How a model is written: what both have.
+#[derive(clap::Args)]
+struct Way {
+    /// The tokenizer [default: the model's own]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// The type of the weights; q8_0 is for GGUF files
@@ -70,12 +70,12 @@ pub struct ExportArgs {
 /// Makes a folder of whatever holds a model.
 pub fn import(context: &Context, args: &ImportArgs) -> Result<()> {
     context.refuse_overrides("import")?;
-    let companions = Companions::of(&args.source, args.tokenizer.as_deref())?;
+    let companions = Companions::of(&args.source, args.way.tokenizer.as_deref())?;
     if companions.tokenizer().is_none() {
         let advice = "give one with --tokenizer, here or to the commands that need text";
         context.show.warn(&format!("{} has no tokenizer: {advice}", args.source.display()));
     }
-    write(context, &args.source, &companions, &args.out, args.dtype, args.check)
+    write(context, &args.source, &companions, &args.out, &args.way)
 }
 
 /// Makes a folder or a GGUF file of a model.
@@ -85,8 +85,8 @@ pub fn export(context: &Context, args: &ExportArgs) -> Result<()> {
         true => args.model.clone(),
         false => model::find(&args.model, &context.show)?.weights,
     };
-    let companions = Companions::of(&source, args.tokenizer.as_deref())?;
-    write(context, &source, &companions, &args.out, args.dtype, args.check)
+    let companions = Companions::of(&source, args.way.tokenizer.as_deref())?;
+    write(context, &source, &companions, &args.out, &args.way)
 }
 
 fn write(
@@ -94,8 +94,7 @@ fn write(
     source: &Path,
     companions: &Companions,
     out: &Path,
-    dtype: Elements,
-    is_checked: bool,
+    &Way { dtype, check: is_checked, .. }: &Way,
 ) -> Result<()> {
     let stored = Stored::open(source)?;
     let parameters = stored.model().layout().count() as u64;

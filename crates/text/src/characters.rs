@@ -191,7 +191,7 @@ fn add(counts: &mut HashMap<char, u64>, total: &mut u64, character: char, count:
     Ok(())
 }
 
-fn valid_text(bytes: &[u8], base: usize) -> Result<&str> {
+pub(crate) fn valid_text(bytes: &[u8], base: usize) -> Result<&str> {
     std::str::from_utf8(bytes).map_err(|error| Error::InvalidUtf8 { offset: base + error.valid_up_to() })
 }
 

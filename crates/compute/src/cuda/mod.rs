@@ -828,3 +828,17 @@ fn decode(dtype: DType, bytes: &[u8], mut give: impl FnMut(usize, f64)) {
         give(index, value);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_of_two_runs_are_kept_together_and_the_earlier_one_stays() {
+        let there = "cublaslt 13\nb\told\nc\t3\n";
+        assert_eq!(merged("cublaslt 13\na\t1\nb\tnew\n", there), "cublaslt 13\na\t1\nb\told\nc\t3\n");
+        assert_eq!(merged("cublaslt 14\na\t1\n", there), "cublaslt 14\na\t1\n");
+        assert_eq!(merged("", there), there);
+        assert_eq!(merged("cublaslt 13\na\t1\n", ""), "cublaslt 13\na\t1\n");
+    }
+}

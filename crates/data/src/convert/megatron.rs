@@ -37,9 +37,7 @@ pub(super) fn export(
 ) -> Result<()> {
     let (kind, width) = if dataset.manifest().vocab_size < NARROW_VOCAB { NARROW } else { WIDE };
     let path = out.join(format!("{}.bin", name_of(split)));
-    let mut file = StagedFile::create(&path).map_err(Error::write(&path))?;
-    write_tokens(dataset, split, 0..dataset.split(split).tokens(), width, &mut file, &path, progress)?;
-    file.commit().map_err(Error::write(&path))?;
+    write_tokens(dataset, split, 0..dataset.split(split).tokens(), width, &[], &path, progress)?;
 
     let index_path = path.with_extension("idx");
     let write = Error::write;

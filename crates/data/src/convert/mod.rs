@@ -287,16 +287,18 @@ fn shard_name(split: Split, shard_idx: usize) -> String {
 /// How many tokens are on the way at once.
 const TOKENS_AT_ONCE: usize = 1 << 16;
 
-/// Writes the tokens `from..to` of a split, each in so many bytes.
+/// Writes a file of a header and a range of a split's tokens, each in so many bytes.
 fn write_tokens(
     dataset: &Dataset,
     split: Split,
     range: std::ops::Range<u64>,
     width: usize,
-    file: &mut StagedFile,
+    header: &[u8],
     path: &Path,
     progress: &dyn Progress,
 ) -> Result<()> {
+    let mut file = StagedFile::create(path).map_err(Error::write(path))?;
+    file.write_all(header).map_err(Error::write(path))?;
     let (mut tokens, mut bytes) = (vec![0; TOKENS_AT_ONCE], Vec::with_capacity(TOKENS_AT_ONCE * width));
     let mut position = range.start;
     while position < range.end {
@@ -308,7 +310,7 @@ fn write_tokens(
         position += count as u64;
         progress.advance(count as u64);
     }
-    Ok(())
+    file.commit().map_err(Error::write(path))
 }
 
 /// Tokens of a foreign file, some at a time.

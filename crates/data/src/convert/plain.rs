@@ -1,11 +1,10 @@
 //! nanoGPT's and llm.c's files: tokens one after the other, with and without a header.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::Path;
 
 use ironmill_text::Progress;
-use ironmill_text::durable::StagedFile;
 
 use super::{Converted, Import, TOKENS_AT_ONCE, TokenReader, bad, name_of, write_tokens};
 use crate::dataset::{Dataset, Split};
@@ -30,9 +29,7 @@ pub(super) fn export_nanogpt(
     converted: &mut Converted,
 ) -> Result<()> {
     let path = out.join(format!("{}.bin", name_of(split)));
-    let mut file = StagedFile::create(&path).map_err(Error::write(&path))?;
-    write_tokens(dataset, split, 0..dataset.split(split).tokens(), 2, &mut file, &path, progress)?;
-    file.commit().map_err(Error::write(&path))?;
+    write_tokens(dataset, split, 0..dataset.split(split).tokens(), 2, &[], &path, progress)?;
     converted.files.push(path);
     Ok(())
 }
@@ -66,10 +63,7 @@ pub(super) fn export_llmc(
         for (field, number) in [magic, version, (end - start) as i32].into_iter().enumerate() {
             header[4 * field..4 * field + 4].copy_from_slice(&number.to_le_bytes());
         }
-        let mut file = StagedFile::create(&path).map_err(Error::write(&path))?;
-        file.write_all(&header).map_err(Error::write(&path))?;
-        write_tokens(dataset, split, start..end, width, &mut file, &path, progress)?;
-        file.commit().map_err(Error::write(&path))?;
+        write_tokens(dataset, split, start..end, width, &header, &path, progress)?;
         converted.files.push(path);
     }
     Ok(())

@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use unicode_categories::UnicodeCategories;
 
 use crate::bpe::trie::Trie;
+use crate::characters::valid_text;
 use crate::frame::Frame;
 use crate::special::Specials;
 use crate::{Error, Result};
@@ -135,8 +136,7 @@ impl WordPiece {
         unknown: Option<u32>,
         out: &mut Vec<u32>,
     ) -> Result<u64> {
-        let invalid = |error: std::str::Utf8Error| Error::InvalidUtf8 { offset: base + error.valid_up_to() };
-        let text = std::str::from_utf8(text).map_err(invalid)?;
+        let text = valid_text(text, base)?;
         let unknown = unknown.unwrap_or(self.settings.unknown);
         let mut n_unknown = 0;
         for word in words(text) {

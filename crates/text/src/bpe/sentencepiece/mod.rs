@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 
 use super::encode::{Id, Model, Pool};
 use super::merge::{Characters, MergeTable};
+use crate::characters::valid_text;
 use crate::frame::Frame;
 use crate::special::Specials;
 use crate::{Error, Result};
@@ -203,8 +204,7 @@ impl SentencePiece {
         unknown: Option<u32>,
         out: &mut Vec<I>,
     ) -> Result<u64> {
-        let invalid = |error: std::str::Utf8Error| Error::InvalidUtf8 { offset: base + error.valid_up_to() };
-        let text = std::str::from_utf8(text).map_err(invalid)?;
+        let text = valid_text(text, base)?;
         let is_unknown = |character| !self.is_known(character);
         let (mut ids, mut n_unknown, mut is_after_unknown) = (Vec::new(), 0, false);
         let mut offset = base;
