@@ -32,9 +32,32 @@ fn zeroed_lines<T>(floats: usize, zero: impl Fn() -> T) -> Result<Vec<T>> {
     if lines.try_reserve_exact(count).is_err() {
         return Err(Error::OutOfMemory { device: DEVICE, bytes: floats.saturating_mul(size_of::<f32>()) });
     }
+    let room = lines.spare_capacity_mut();
+    ask_for_large_pages(room.as_mut_ptr().cast(), size_of_val(room));
     lines.resize_with(count, zero);
     Ok(lines)
 }
+
+/// Bytes of a large page.
+#[cfg(target_os = "linux")]
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Asks for large pages where whole ones lie inside some memory, before anything is written to it: one page of 2 MiB needs one
+/// translation of addresses instead of 512, and weights that are read from end to end arrive up to a fifth sooner.
+#[cfg(target_os = "linux")]
+fn ask_for_large_pages(start: *mut u8, bytes: usize) {
+    let skipped = start.align_offset(LARGE_PAGE);
+    let whole = bytes.saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
+    if whole > 0 {
+        let advice = rustix::mm::Advice::LinuxHugepage;
+        // SAFETY: the range lies inside memory that the caller owns, and the advice changes no content. A system that does not
+        // take it goes on with small pages.
+        let _ = unsafe { rustix::mm::madvise(start.wrapping_add(skipped).cast(), whole, advice) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_large_pages(_: *mut u8, _: usize) {}
 
 /// Working memory of kernels: aligned numbers of arbitrary content.
 #[derive(Default)]

@@ -1,8 +1,10 @@
 //! The threads of a device.
 //!
-//! A job is a number of tiles and a function of a tile. The caller and the workers claim tiles from one counter, so a
-//! thread that a neighbour's program holds up costs a tile, not its share of the job. Which thread runs a tile never shows
-//! in a result: tiles are cut by shape alone and write to places of their own.
+//! A job is a number of tiles and a function of a tile. Every thread has a share of them, tiles that lie together, and claims
+//! those first, one at a time: it then walks through memory in order, and finds in its caches what it wrote in the job before.
+//! Afterwards it claims what is left of other shares, so a thread that a neighbour's program holds up costs a tile, not its
+//! share of the job. Which thread runs a tile never shows in a result: tiles are cut by shape alone and write to places of
+//! their own.
 //!
 //! Workers spin for a bounded time after a job, because the next launch usually follows within microseconds, and then sleep
 //! on a condition, so that an idle device burns nothing. A worker that wakes too late for a job is not waited for: the
@@ -11,6 +13,7 @@
 
 use std::{
     any::Any,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, PoisonError},
     time::Duration,
@@ -44,7 +47,7 @@ impl Pool {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
             gate: Padded(AtomicU64::new(0)),
-            next: Padded(AtomicUsize::new(0)),
+            next: (0..threads).map(|_| Padded(AtomicUsize::new(0))).collect(),
             job: Slot::new(None),
             started: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
@@ -94,7 +97,9 @@ impl Pool {
             let body = std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body);
             shared.job.with_mut(|job| *job = Some(Job { body, tiles }));
         }
-        shared.next.0.store(0, Ordering::Relaxed);
+        for (thread_idx, next) in shared.next.iter().enumerate() {
+            next.0.store(share(self.threads(), tiles, thread_idx).start, Ordering::Relaxed);
+        }
         shared.open();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.claim(tiles, body, 0))) {
             shared.abandon(tiles, panic);
@@ -119,6 +124,17 @@ impl Drop for Pool {
     }
 }
 
+/// The tiles that a thread claims first.
+fn share(threads: usize, tiles: usize, thread_idx: usize) -> Range<usize> {
+    tiles * thread_idx / threads..tiles * (thread_idx + 1) / threads
+}
+
+/// The tile that a thread most likely claims after this one, unless its share ends here.
+pub(super) fn following(threads: usize, tiles: usize, tile: usize) -> Option<usize> {
+    let is_end = (0..threads).any(|thread_idx| share(threads, tiles, thread_idx).end == tile + 1);
+    (!is_end).then_some(tile + 1)
+}
+
 /// Keeps what all threads write on cache lines of its own.
 #[repr(align(128))]
 struct Padded<T>(T);
@@ -131,8 +147,8 @@ struct Job {
 struct Shared {
     /// The job's number times [`EPOCH`], plus [`OPEN`] while workers may enter, plus the workers inside.
     gate: Padded<AtomicU64>,
-    /// The first tile that nobody has claimed.
-    next: Padded<AtomicUsize>,
+    /// The first tile of every thread's share that nobody has claimed.
+    next: Box<[Padded<AtomicUsize>]>,
     job: Slot<Option<Job>>,
     started: AtomicUsize,
     sleepers: AtomicUsize,
@@ -192,18 +208,22 @@ impl Shared {
 
     fn claim(&self, tiles: usize, body: &Body<'_>, thread_idx: usize) {
         let mut scratch = ignore_poison(&self.scratch[thread_idx]);
-        loop {
-            let tile = self.next.0.fetch_add(1, Ordering::Relaxed);
-            if tile >= tiles {
-                return;
+        let threads = self.next.len();
+        for owner in (thread_idx..threads).chain(0..thread_idx) {
+            let end = share(threads, tiles, owner).end;
+            loop {
+                let tile = self.next[owner].0.fetch_add(1, Ordering::Relaxed);
+                if tile >= end {
+                    break;
+                }
+                body(tile, scratch.as_mut_slice());
             }
-            body(tile, scratch.as_mut_slice());
         }
     }
 
     /// Keeps the first panic for the caller and the unclaimed tiles from running.
     fn abandon(&self, tiles: usize, panic: Box<dyn Any + Send>) {
-        self.next.0.store(tiles, Ordering::Relaxed);
+        self.next.iter().for_each(|next| next.0.store(tiles, Ordering::Relaxed));
         ignore_poison(&self.panic).get_or_insert(panic);
     }
 
@@ -349,6 +369,19 @@ mod tests {
                     counts[tile].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_is_followed_through_its_share_to_the_end() {
+        for (threads, tiles) in [(1, 5), (2, 5), (3, 2), (4, 16)] {
+            for thread_idx in 0..threads {
+                let share = share(threads, tiles, thread_idx);
+                for tile in share.clone() {
+                    let expected = Some(tile + 1).filter(|next| *next < share.end);
+                    assert_eq!(following(threads, tiles, tile), expected, "{threads} threads, {tiles} tiles");
+                }
             }
         }
     }

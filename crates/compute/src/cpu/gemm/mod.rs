@@ -33,7 +33,7 @@ use stream::{STRIP, Stream, Strip};
 
 use super::{
     Context, Needs,
-    pool::Pool,
+    pool::{self, Pool},
     shared::{Grid, Tile, for_tiles},
     simd::Simd,
 };
@@ -326,8 +326,7 @@ fn many_rows<const N: usize>(
                 let start = Start { bias, add: product.add, is_first: block.start == 0 };
                 let across = stage.len().div_ceil(tile_columns);
                 let index = tile.row / tile_rows * across + tile.column / tile_columns;
-                // With every thread at its next tile, the one after this is so many further.
-                let row = (index + threads) / across * tile_rows;
+                let next = pool::following(threads, m.div_ceil(tile_rows) * across, index);
                 let next_block = block.end..(block.end + block.len()).min(k);
                 let mut ahead = Ahead::default();
                 if m < n && b.column_stride == 1 && !next_block.is_empty() {
@@ -337,7 +336,7 @@ fn many_rows<const N: usize>(
                     let share = first..(first + share).min(next_block.end);
                     ahead.early = b.transposed().upcoming(stage.clone(), share);
                 }
-                if row > tile.row && row < m {
+                if let Some(row) = next.map(|next| next / across * tile_rows).filter(|row| *row > tile.row) {
                     ahead.late = a.upcoming(row..(row + tile_rows).min(m), block.clone());
                 }
                 multiply_panels(family, packed_a, (packed, columns), tile, start, ahead);
@@ -413,20 +412,20 @@ fn few_rows<const N: usize>(
     }
     let packed_a = &*packed_a;
     let threads = pool.threads();
-    // A tile is one panel of B, which is tens of kilobytes of weights a block.
-    let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, family.columns()]));
+    // A tile is one panel of B, or a strip where B is read where it lies: tens of kilobytes of weights a block.
+    let tile_columns = if stream.is_some() { STRIP } else { family.columns() };
+    let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, tile_columns]));
     for_tiles(pool, grids, |mut tiles, scratch| {
         let tile = &mut tiles[0];
+        let column = tile.column;
+        // The columns that this thread is likely to take next.
+        let next = pool::following(threads, n.div_ceil(tile_columns), column / tile_columns);
+        let next_column = next.map_or(n, |next| next * tile_columns);
         if let Some(stream) = stream {
-            let ahead = (tile.column + threads * family.columns()).min(n);
             for block in blocks(family, k) {
                 let packed_a = &packed_a[place(&block)..];
-                for columns in cut(tile.column_range(), STRIP) {
-                    let next = if columns.end == tile.column_range().end { ahead } else { columns.end };
-                    stream_strip((family, stream), packed_a, &product, block.clone(), (tile, columns), next);
-                }
+                stream_strip((family, stream), packed_a, &product, block, tile, next_column);
             }
-            let column = tile.column;
             return then(&mut tiles, column);
         }
         for block in blocks(family, k) {
@@ -442,38 +441,33 @@ fn few_rows<const N: usize>(
                 let next_block = block.end..(block.end + block.len()).min(k);
                 b.transposed().upcoming(tile.column_range(), next_block)
             } else {
-                let column = (tile.column + threads * family.columns()).min(n);
-                let next_columns = column..(column + family.columns()).min(n);
+                let next_columns = next_column..(next_column + tile_columns).min(n);
                 b.transposed().upcoming(next_columns, 0..block_depth(family, k).min(k))
             };
             let ahead = Ahead { early: next, ..Ahead::default() };
             multiply_panels(family, &packed_a[place(&block)..], (packed_b, columns), tile, start, ahead);
         }
-        let column = tile.column;
         then(&mut tiles, column);
     });
 }
 
-/// Multiplies all packed rows with a strip of the columns of a tile where they lie, over one block of the sum. The next strip is
-/// likely to begin at the column `next`.
+/// Multiplies all packed rows with the columns of a tile, at most a strip, where they lie, over one block of the sum. The next
+/// strip is likely to begin at the column `next`.
 fn stream_strip(
     (family, stream): (Family, Stream),
     packed_a: &[f32],
     product: &Product<'_>,
     block: Range<usize>,
-    (tile, columns): (&mut Tile<'_>, Range<usize>),
+    tile: &mut Tile<'_>,
     next: usize,
 ) {
     let Product { b, bias, add, .. } = *product;
     let (m, stride, steps) = (tile.rows(), tile.stride(), family.units(block.len()));
     assert!(packed_a.len() >= steps * m, "the panel covers the rows");
-    let base = tile.as_mut_ptr();
+    let columns = tile.column_range();
     let lines = b.column_lines(block.clone(), columns.clone());
     assert!((columns.len() - 1) * lines.line_stride + steps <= lines.data.len(), "the lines exist");
-    assert!(
-        tile.column <= columns.start && columns.end <= tile.column_range().end,
-        "the strip is the tile's"
-    );
+    assert!(columns.len() <= STRIP, "the tile is a strip");
     let bias = bias.filter(|_| block.start == 0).map(|bias| &bias[columns.clone()]);
     let strip = Strip {
         steps,
@@ -488,7 +482,7 @@ fn stream_strip(
     // number for each.
     unsafe {
         let target = Target {
-            c: base.add(columns.start - tile.column),
+            c: tile.as_mut_ptr(),
             stride,
             columns: columns.len(),
             bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
