@@ -7,7 +7,7 @@ use crate::show::Show;
 use crate::show::numbers::{bytes, grouped};
 use crate::signals;
 use ironmill_data::{
-    BatchMut, Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, TokenStream,
+    Batch, Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, TokenStream,
 };
 use ironmill_text::Tokenizer;
 use serde_json::json;
@@ -69,7 +69,7 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     for sampler in Sampler::ALL {
         if plan.sampler.as_deref().is_none_or(|name| name == sampler.name()) {
             let measured = Measured::of(stream, sampler, plan)?;
-            measured.show(show, sampler, plan, width, limits.peak.read_bytes_per_s)?;
+            measured.show(show, sampler, plan, width, limits.peak.copy_bytes_per_s)?;
         }
     }
     Ok(())
@@ -77,10 +77,13 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
 
 /// What one sampler does.
 struct Measured {
-    /// A batch when nobody does anything else.
+    /// A batch when nobody does anything but look at it.
     batch: Spread,
     /// The tokens of a batch.
     tokens: f64,
+    /// The bytes that a batch has to write for a token: id and target, and position and border where they differ from batch to
+    /// batch.
+    written_bytes: u64,
     /// What a step waits that takes time itself.
     wait: Spread,
 }
@@ -89,14 +92,17 @@ impl Measured {
     fn of(stream: &TokenStream, sampler: Sampler, plan: &Plan) -> Result<Measured> {
         let loader = Loader::new(stream.clone(), sampler, 1, plan.context, plan.batch)?;
         let loader = loader.with_workers(plan.workers)?;
-        let mut buffers = Buffers::new(plan.batch, plan.context);
+        let mut batch = loader.batch();
+        let fill = |step: u64, batch: &mut Batch| loader.fill(step * loader.rows() as u64, batch);
         let (rounds, per_round) =
             if plan.quick { (3, 4) } else { (15, (1 << 24) / (plan.batch * plan.context)) };
         let (mut step, mut seconds, mut tokens) = (0, Vec::new(), 0);
         for _ in 0..rounds {
             let began = Instant::now();
             for _ in 0..per_round.max(4) {
-                tokens += buffers.fill(&loader, step)?;
+                fill(step, &mut batch)?;
+                look_at(&batch);
+                tokens += batch.ids.len();
                 step += 1;
             }
             seconds.push(began.elapsed().as_secs_f64() / per_round.max(4) as f64);
@@ -105,63 +111,49 @@ impl Measured {
         for _ in 0..if plan.quick { 5 } else { 100 } {
             std::thread::sleep(plan.step);
             let began = Instant::now();
-            buffers.fill(&loader, step)?;
+            fill(step, &mut batch)?;
             step += 1;
             waits.push(began.elapsed().as_secs_f64());
         }
         let batches = (rounds * per_round.max(4)) as f64;
-        Ok(Measured { batch: Spread::of(seconds), tokens: tokens as f64 / batches, wait: Spread::of(waits) })
+        Ok(Measured {
+            batch: Spread::of(seconds),
+            tokens: tokens as f64 / batches,
+            written_bytes: if loader.has_borders() { 16 } else { 8 },
+            wait: Spread::of(waits),
+        })
     }
 
-    fn show(&self, show: &Show, sampler: Sampler, plan: &Plan, width: u64, read_rate: f64) -> Result<()> {
+    fn show(&self, show: &Show, sampler: Sampler, plan: &Plan, width: u64, copy_rate: f64) -> Result<()> {
         let rate = self.tokens * width as f64 / self.batch.median;
+        // Every stored token has to be read and every number of the batch written once, at the rate at which memory is copied.
+        let limit = copy_rate * width as f64 / (width + self.written_bytes) as f64;
         let (step, wait) = (plan.step.as_secs_f64(), self.wait.median);
         let line = format!(
-            "{:10} {:9.1} µs a batch (best {:.1}) {:7.2} GB/s of stored tokens {:5.1} % of reading memory; a step of {:.0} ms waits {:.0} µs ({:.2} %)",
+            "{:10} {:9.1} µs a batch (best {:.1}) {:7.2} GB/s of stored tokens, {:.1} % of the {:.2} that memory allows; a step of {:.0} ms waits {:.0} µs ({:.2} %)",
             sampler.name(),
             self.batch.median * 1e6,
             self.batch.best * 1e6,
             rate / 1e9,
-            100.0 * rate / read_rate,
+            100.0 * rate / limit,
+            limit / 1e9,
             step * 1e3,
             wait * 1e6,
             100.0 * wait / (wait + step)
         );
         let object = json!({
             "kind": "sampler", "sampler": sampler.name(), "batch_s": self.batch.median, "best_batch_s": self.batch.best,
-            "stored_bytes_per_s": rate, "tokens_per_s": self.tokens / self.batch.median, "share": rate / read_rate,
+            "stored_bytes_per_s": rate, "tokens_per_s": self.tokens / self.batch.median, "share": rate / limit,
             "step_s": step, "wait_s": wait, "wait_share": wait / (wait + step),
         });
         show.result(&line, &object)
     }
 }
 
-/// Room for a batch.
-struct Buffers {
-    numbers: [Vec<u32>; 4],
-    samples: Vec<u32>,
-}
-
-impl Buffers {
-    fn new(batch: usize, context: usize) -> Buffers {
-        Buffers { numbers: [(); 4].map(|()| vec![0; batch * context]), samples: vec![0; batch] }
-    }
-
-    /// Fills a step; says how many tokens it has.
-    fn fill(&mut self, loader: &Loader, step: u64) -> Result<usize> {
-        let first_sample = step * loader.rows() as u64;
-        let count = loader.rows() * loader.length(first_sample);
-        let [ids, targets, positions, borders] = &mut self.numbers;
-        let batch = BatchMut {
-            ids: &mut ids[..count],
-            targets: &mut targets[..count],
-            positions: &mut positions[..count],
-            borders: &mut borders[..count],
-            samples: &mut self.samples,
-        };
-        loader.fill(first_sample, batch)?;
-        Ok(count)
-    }
+/// Reads what a step would be given: a batch that lies in another core's cache has not come yet.
+fn look_at(batch: &Batch) {
+    let sum = |numbers: &[u32]| numbers.iter().fold(0u32, |sum, &number| sum.wrapping_add(number));
+    std::hint::black_box(sum(&batch.ids).wrapping_add(sum(&batch.targets)));
 }
 
 /// Reads everything once: blocks are checked when they are first touched, which is not what is measured.

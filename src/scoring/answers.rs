@@ -47,7 +47,7 @@ fn first_line(text: &str) -> &str {
 /// Answers every question with its likeliest tokens, `rows` at a time, and compares the first lines with the references.
 pub fn score_answers(
     engine: &mut Engine,
-    framing: &Framing<'_>,
+    framing: &mut Framing<'_>,
     examples: &[AnswerExample],
     (rows, max_tokens, stop): (usize, usize, &[u32]),
     show: &Show,

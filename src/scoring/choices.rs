@@ -29,7 +29,7 @@ pub struct ChoiceScores {
 /// Scores every choice of every question; `tokens` go through the model at once.
 pub fn score_choices(
     engine: &mut Engine,
-    framing: &Framing<'_>,
+    framing: &mut Framing<'_>,
     examples: &[ChoiceExample],
     tokens: usize,
     show: &Show,

@@ -1,3 +1,5 @@
+use std::fs;
+
 use crate::program::Desk;
 use serde_json::{Value, json};
 
@@ -93,6 +95,28 @@ fn questions_can_be_messages() {
         }
     }
     desk.fails(65, &["eval", "run", "--choices", "choices.jsonl", "--chat"], &["has no chat template"]);
+}
+
+#[test]
+fn messages_are_made_into_tokens_once_unless_they_tell_the_time() {
+    let desk = with_questions();
+    let files = || fs::read_dir(desk.path("cache/ironmill/tokens")).map_or(0, Iterator::count);
+    let asked = |template: &str| {
+        desk.write("asked.jinja", template);
+        let arguments =
+            ["eval", "run", "--choices", "choices.jsonl", "--chat", "--template", "@asked.jinja", "--json"];
+        let output = desk.command(&arguments).env("XDG_CACHE_HOME", desk.path("cache")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    asked("{{ messages[0].content }} {{ strftime_now('%Y') }}?");
+    assert_eq!(files(), 0);
+    let (first, other) = (asked("{{ messages[0].content }}?"), asked("{{ messages[0].content }}!"));
+    assert!(files() == 1 && first != other);
+    let name = fs::read_dir(desk.path("cache/ironmill/tokens")).unwrap().next().unwrap().unwrap().path();
+    let kept = fs::read(&name).unwrap();
+    assert_eq!([asked("{{ messages[0].content }}?"), asked("{{ messages[0].content }}!")], [first, other]);
+    assert_eq!(fs::read(&name).unwrap(), kept);
 }
 
 #[test]

@@ -1,16 +1,23 @@
 //! Threads that fill batches before they are asked for.
 //!
 //! A few sets of buffers go round between the workers and whoever takes batches: a worker fills a free set with the next step's
-//! samples, and the step copies them out and frees the set. What a step gets is what [`Loader::fill`](crate::Loader::fill) gives
-//! without workers, because every sample is a function of its number; who fills it and when changes nothing. Asking for another
-//! step than the next one (after a resume, or when a run goes back) starts anew from there. After the start nothing is allocated.
+//! samples, and the step exchanges its own buffers for them. Whoever finds his batch not there yet fills the next free set like a
+//! worker, so that a loader that is never waited for and one that always is both keep every core busy. What a step gets is what
+//! [`Loader::fill`](crate::Loader::fill) gives without workers, because every sample is a function of its number; who fills it and
+//! when changes nothing. Asking for another step than the next one (after a resume, or when a run goes back) starts anew from
+//! there. After the start nothing is allocated.
 
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::loader::{BatchMut, Loader};
+use crate::loader::Loader;
+
+/// Sets of buffers beyond one for each that fills: while one waits to be taken, nobody waits for room.
+const SPARE_SETS: usize = 2;
 
 /// The workers of a loader. Dropped, they end.
 pub(crate) struct Ahead {
@@ -35,9 +42,9 @@ struct State {
     is_over: bool,
 }
 
-/// A set of buffers and what is in it. The buffers are away while somebody fills or copies them.
+/// A set of buffers and what is in it. The buffers are away while somebody fills them.
 struct Set {
-    buffers: Option<Box<Buffers>>,
+    batch: Option<Batch>,
     content: Content,
 }
 
@@ -58,23 +65,11 @@ enum Content {
     },
 }
 
-struct Buffers {
-    ids: Vec<u32>,
-    targets: Vec<u32>,
-    positions: Vec<u32>,
-    borders: Vec<u32>,
-    samples: Vec<u32>,
-}
-
 impl Ahead {
     /// Starts workers that fill what `loader` fills.
     pub(crate) fn start(loader: &Loader, workers: usize) -> Result<Ahead> {
-        let numbers = loader.rows() * loader.lengths().last().copied().unwrap_or_default();
-        let sets = (0..workers + 1)
-            .map(|_| Set {
-                buffers: Some(Box::new(Buffers::new(numbers, loader.rows()))),
-                content: Content::Nothing,
-            })
+        let sets = (0..workers + SPARE_SETS)
+            .map(|_| Set { batch: Some(loader.batch()), content: Content::Nothing })
             .collect();
         let state = Mutex::new(State { sets, next_sample: 0, order: 0, is_over: false });
         let shared = Arc::new(Shared { state, has_room: Condvar::new(), has_batch: Condvar::new() });
@@ -92,43 +87,38 @@ impl Ahead {
         Ok(ahead)
     }
 
-    /// Copies the step that starts at `first_sample` into the batch, once it is there; `false` if the workers are gone.
-    pub(crate) fn take(&self, first_sample: u64, batch: &mut BatchMut<'_>) -> Result<bool> {
+    /// Gives the batch the samples of the step that starts at `first_sample`, once they are there.
+    pub(crate) fn take(&self, loader: &Loader, first_sample: u64, batch: &mut Batch) -> Result<()> {
         let mut state = self.shared.lock();
         if !state.sets.iter().any(|set| set.content.is(first_sample, state.order)) {
-            state.order += 1;
-            state.next_sample = first_sample;
-            for set in &mut state.sets {
-                set.content = Content::Nothing;
-            }
+            state.start_at(first_sample);
             self.shared.has_room.notify_all();
         }
-        let idx = loop {
-            if state.is_over {
-                return Ok(false);
-            }
-            let is_there = |set: &Set| set.content.is_there(first_sample);
-            match state.sets.iter().position(is_there) {
-                Some(idx) => break idx,
-                None => {
-                    state = self.shared.has_batch.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let order = state.order;
+        loop {
+            if let Some(set) = state.sets.iter_mut().find(|set| set.content.is_there(first_sample)) {
+                let content = mem::replace(&mut set.content, Content::Nothing);
+                if let Some(filled) = &mut set.batch {
+                    mem::swap(filled, batch);
                 }
+                drop(state);
+                self.shared.has_room.notify_one();
+                return match content {
+                    Content::Failed { failure, .. } => Err(failure),
+                    _ => Ok(()),
+                };
             }
-        };
-        let content = std::mem::replace(&mut state.sets[idx].content, Content::Nothing);
-        let buffers = state.sets[idx].buffers.take();
-        drop(state);
-        let result = match (content, &buffers) {
-            (Content::Failed { failure, .. }, _) => Err(failure),
-            (_, Some(buffers)) => {
-                buffers.copy_to(batch);
-                Ok(true)
+            // The workers are gone, or somebody else takes other steps from them.
+            if state.is_over || state.order != order {
+                drop(state);
+                return loader.fill_now(first_sample, batch);
             }
-            (_, None) => Ok(false),
-        };
-        self.shared.lock().sets[idx].buffers = buffers;
-        self.shared.has_room.notify_one();
-        result
+            let filled;
+            (state, filled) = self.shared.fill_next(loader, state);
+            if !filled {
+                state = self.shared.has_batch.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
     }
 }
 
@@ -168,6 +158,17 @@ impl Content {
     }
 }
 
+impl State {
+    /// Leaves what was filled and begun; the next step to fill starts there.
+    fn start_at(&mut self, first_sample: u64) {
+        self.order += 1;
+        self.next_sample = first_sample;
+        for set in &mut self.sets {
+            set.content = Content::Nothing;
+        }
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that is done under the lock leaves the state half-changed.
@@ -177,33 +178,42 @@ impl Shared {
     fn work(&self, loader: &Loader) {
         let _alarm = Alarm(self);
         let mut state = self.lock();
-        loop {
-            if state.is_over {
-                return;
-            }
-            let is_free = |set: &Set| matches!(set.content, Content::Nothing) && set.buffers.is_some();
-            let Some(idx) = state.sets.iter().position(is_free).filter(|_| state.order > 0) else {
+        while !state.is_over {
+            let filled;
+            (state, filled) = self.fill_next(loader, state);
+            if !filled {
                 state = self.has_room.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let (first_sample, order) = (state.next_sample, state.order);
-            state.next_sample = first_sample.wrapping_add(loader.rows() as u64);
-            let set = &mut state.sets[idx];
-            set.content = Content::Step { first_sample, order };
-            let Some(mut buffers) = set.buffers.take() else { continue };
-            drop(state);
-            let filled = loader.fill_now(first_sample, buffers.batch(loader, first_sample));
-            state = self.lock();
-            let is_wanted = state.order == order;
-            let set = &mut state.sets[idx];
-            set.buffers = Some(buffers);
-            set.content = match filled {
-                _ if !is_wanted => Content::Nothing,
-                Ok(()) => Content::Filled { first_sample },
-                Err(failure) => Content::Failed { first_sample, failure },
-            };
-            self.has_batch.notify_all();
+            }
         }
+    }
+
+    /// Fills a free set with the next step, unless there is none or nothing was ever asked for; says whether it did.
+    fn fill_next<'a>(
+        &'a self,
+        loader: &Loader,
+        mut state: MutexGuard<'a, State>,
+    ) -> (MutexGuard<'a, State>, bool) {
+        let (first_sample, order) = (state.next_sample, state.order);
+        let is_free = |set: &Set| matches!(set.content, Content::Nothing) && set.batch.is_some();
+        let Some(idx) = state.sets.iter().position(is_free).filter(|_| order > 0) else {
+            return (state, false);
+        };
+        let Some(mut batch) = state.sets[idx].batch.take() else { return (state, false) };
+        state.sets[idx].content = Content::Step { first_sample, order };
+        state.next_sample = first_sample.wrapping_add(loader.rows() as u64);
+        drop(state);
+        let filled = loader.fill_now(first_sample, &mut batch);
+        state = self.lock();
+        let is_wanted = state.order == order;
+        let set = &mut state.sets[idx];
+        set.batch = Some(batch);
+        set.content = match filled {
+            _ if !is_wanted => Content::Nothing,
+            Ok(()) => Content::Filled { first_sample },
+            Err(failure) => Content::Failed { first_sample, failure },
+        };
+        self.has_batch.notify_all();
+        (state, true)
     }
 }
 
@@ -216,33 +226,5 @@ impl Drop for Alarm<'_> {
             self.0.lock().is_over = true;
             self.0.has_batch.notify_all();
         }
-    }
-}
-
-impl Buffers {
-    fn new(numbers: usize, rows: usize) -> Buffers {
-        let [ids, targets, positions, borders] = [(); 4].map(|()| vec![0; numbers]);
-        Buffers { ids, targets, positions, borders, samples: vec![0; rows] }
-    }
-
-    /// As much of it as a step takes.
-    fn batch(&mut self, loader: &Loader, first_sample: u64) -> BatchMut<'_> {
-        let numbers = loader.rows() * loader.length(first_sample);
-        BatchMut {
-            ids: &mut self.ids[..numbers],
-            targets: &mut self.targets[..numbers],
-            positions: &mut self.positions[..numbers],
-            borders: &mut self.borders[..numbers],
-            samples: &mut self.samples,
-        }
-    }
-
-    fn copy_to(&self, batch: &mut BatchMut<'_>) {
-        let numbers = batch.ids.len();
-        batch.ids.copy_from_slice(&self.ids[..numbers]);
-        batch.targets.copy_from_slice(&self.targets[..numbers]);
-        batch.positions.copy_from_slice(&self.positions[..numbers]);
-        batch.borders.copy_from_slice(&self.borders[..numbers]);
-        batch.samples.copy_from_slice(&self.samples);
     }
 }

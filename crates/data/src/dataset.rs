@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::batch::RowTokens;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, hex};
 use crate::shard::Shard;
@@ -228,15 +229,16 @@ impl TokenStream {
         Ok(())
     }
 
-    /// Fills `ids` with the tokens from `position` on and `targets`, which is as long, with those behind each of them, going
-    /// back to the first after the last. Inside a shard both come from one read.
-    pub fn read_shifted(&self, position: u64, ids: &mut [u32], targets: &mut [u32]) -> Result<()> {
+    /// Fills the ids with the tokens from `position` on and the targets with those behind each of them, going back to the first
+    /// after the last. Inside a shard both come from one read.
+    pub(crate) fn read_shifted(&self, position: u64, row: RowTokens<'_>) -> Result<()> {
         if let Source::Shards { shards, starts } = &self.source
             && let Some(idx) = starts.partition_point(|&start| start <= position).checked_sub(1)
-            && position - starts[idx] + (ids.len() as u64) < shards[idx].header().tokens
+            && position - starts[idx] + (row.ids.len() as u64) < shards[idx].header().tokens
         {
-            return shards[idx].read_shifted(position - starts[idx], ids, targets);
+            return shards[idx].read_shifted(position - starts[idx], row);
         }
+        let RowTokens { ids, targets, .. } = row;
         self.read_wrapped(position, ids)?;
         let Some(last) = ids.len().checked_sub(1) else { return Ok(()) };
         targets[..last].copy_from_slice(&ids[1..]);

@@ -51,14 +51,12 @@ pub enum Error {
         inputs: String,
     },
     /// A file kind that is recognised but cannot be read.
-    #[error(
-        "cannot read {path}: files ending in .{extension} are not supported; convert it to .txt or .jsonl"
-    )]
+    #[error("cannot read {path}: {reason}")]
     UnsupportedFormat {
         /// The file.
         path: String,
-        /// What its name ends in.
-        extension: String,
+        /// Why not, and what to do.
+        reason: String,
     },
     /// Text that is not UTF-8.
     #[error(

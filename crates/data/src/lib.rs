@@ -4,8 +4,8 @@
 //! use std::sync::atomic::AtomicBool;
 //!
 //! use ironmill_data::{
-//!     BatchMut, Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, ngram_yardsticks,
-//!     prepare, verify,
+//!     Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, ngram_yardsticks, prepare,
+//!     verify,
 //! };
 //! use ironmill_text::{BpeOptions, Pattern, PieceCounts, train_bpe};
 //!
@@ -33,10 +33,9 @@
 //! dataset.check_tokenizer(&tokenizer.hash())?;
 //! let (train, validation) = (dataset.split(Split::Train), dataset.split(Split::Validation));
 //! let loader = Loader::new(train.clone(), Sampler::Shuffled, 1, 64, 8)?;
-//! let [mut ids, mut targets, mut positions, mut borders] = [0; 4].map(|zero| vec![zero; 8 * 64]);
-//! let (ids, targets, positions, borders) = (&mut ids[..], &mut targets[..], &mut positions[..], &mut borders[..]);
-//! loader.fill(1_000, BatchMut { ids, targets, positions, borders, samples: &mut [0; 8] })?;
-//! assert_eq!(ids[1..64], targets[..63]);
+//! let mut batch = loader.batch();
+//! loader.fill(1_000, &mut batch)?;
+//! assert_eq!(batch.ids[1..64], batch.targets[..63]);
 //!
 //! // What the loss of a model has to beat, in nats a token.
 //! let bar = ngram_yardsticks(train, validation, tokenizer.vocab_size() as u64)?;
@@ -51,7 +50,7 @@
 //! - [`order`], [`Loader`]: samples as pure functions of (seed, index), batches without allocation; windows of tokens that
 //!   are [random](Sampler::Random), [shuffled](Sampler::Shuffled) or [sequential](Sampler::Sequential), documents that are
 //!   [packed](Sampler::Packed) or [bucketed](Sampler::Bucketed) by length
-//! - [`TokenCache`]: prompts, answers and templates encoded once, so that no tokenizer runs inside a step
+//! - [`TokenCache`]: questions in their templates, made into tokens once
 //! - [`yardsticks`]: cross-entropies of unigram and bigram counts
 //! - [`convert`]: token files of nanoGPT, llm.c and Megatron, written and read
 //! - [`safetensors`]: the container of model weights and optimiser state
@@ -63,6 +62,7 @@
 //! Nothing here prints, reads the environment or holds global state; [`Error::class`] tells a program its exit code.
 
 mod ahead;
+mod batch;
 mod buckets;
 pub mod builtin;
 pub mod convert;
@@ -86,16 +86,17 @@ mod testing;
 mod token_cache;
 pub mod yardsticks;
 
+pub use batch::{Batch, IGNORED};
 pub use convert::{Converted, TokenFormat, export, import};
 pub use dataset::{Dataset, Split, TokenStream};
 pub use documents::{BadUtf8, Chunk, Document, Documents, HELD_SHARE, InputOptions, Inputs, TextChunks};
 pub use error::{Class, Error, Result};
 pub use inspect::{Summary, TokenSample, VerifyReport, inspect, verify};
 pub use ironmill_text::{Progress, Silent, durable};
-pub use loader::{BatchMut, IGNORED, Loader};
+pub use loader::Loader;
 pub use manifest::Manifest;
 pub use order::{Order, Sampler};
 pub use prepare::{PrepareOptions, Prepared, prepare};
 pub use size::parse_size;
-pub use token_cache::{TokenCache, TokenRange};
+pub use token_cache::TokenCache;
 pub use yardsticks::{Yardsticks, ngram_yardsticks};

@@ -3,32 +3,14 @@
 use std::sync::Arc;
 
 use crate::ahead::Ahead;
+use crate::batch::{Batch, IGNORED, Row, RowTokens};
 use crate::buckets::{Buckets, Example};
 use crate::dataset::TokenStream;
 use crate::error::{Error, Result};
 use crate::order::{Order, Sampler};
 
-/// A target that does not exist: nothing follows, or what follows belongs to another document.
-pub const IGNORED: u32 = u32::MAX;
-
 /// The id in the places of a row that no token fills.
 const PADDING: u32 = 0;
-
-/// Room for the samples of one step. All but `samples` hold `rows × length` numbers.
-#[derive(Debug)]
-pub struct BatchMut<'a> {
-    /// Token ids.
-    pub ids: &'a mut [u32],
-    /// What follows each token, or [`IGNORED`].
-    pub targets: &'a mut [u32],
-    /// The position of each token: 0, 1, 2 … from the start of the row; if packed, from the start of its document.
-    pub positions: &'a mut [u32],
-    /// For each token, where in its row its document begins. Tokens of a row belong to the same document if and only if their
-    /// borders are equal; padding is a document of its own. All zero if the loader has no borders.
-    pub borders: &'a mut [u32],
-    /// The samples' numbers, one a row, of which the low 32 bits are kept (they key random numbers on the device).
-    pub samples: &'a mut [u32],
-}
 
 /// Fills batches from a token stream.
 ///
@@ -171,56 +153,54 @@ impl Loader {
         }
     }
 
-    /// Fills the samples of the step that starts at `first_sample`, which is a multiple of the rows if bucketed. With
-    /// [workers](Self::with_workers) they are usually there already.
-    pub fn fill(&self, first_sample: u64, mut batch: BatchMut<'_>) -> Result<()> {
-        if let Some(ahead) = &self.ahead {
-            self.check(first_sample, self.length(first_sample), &batch)?;
-            if ahead.take(first_sample, &mut batch)? {
-                return Ok(());
-            }
-        }
-        self.fill_now(first_sample, batch)
+    /// Room for a step of this loader.
+    pub fn batch(&self) -> Batch {
+        Batch::new(self.rows, self.lengths.last().copied().unwrap_or_default())
     }
 
-    /// Fills the samples of a step on this thread.
-    pub(crate) fn fill_now(&self, first_sample: u64, batch: BatchMut<'_>) -> Result<()> {
-        let length = self.length(first_sample);
-        self.check(first_sample, length, &batch)?;
-        for (row, sample) in batch.samples.iter_mut().enumerate() {
-            let sample_idx = first_sample.wrapping_add(row as u64);
-            *sample = sample_idx as u32;
-            let here = row * length..(row + 1) * length;
-            let row = Row {
-                ids: &mut batch.ids[here.clone()],
-                targets: &mut batch.targets[here.clone()],
-                positions: &mut batch.positions[here.clone()],
-                borders: &mut batch.borders[here],
-            };
+    /// Fills the samples of the step that starts at `first_sample`, which is a multiple of the rows if bucketed. With
+    /// [workers](Self::with_workers) they are usually there already, and the batch gets their buffers for its own.
+    pub fn fill(&self, first_sample: u64, batch: &mut Batch) -> Result<()> {
+        self.check(first_sample, batch)?;
+        match &self.ahead {
+            Some(ahead) => ahead.take(self, first_sample, batch),
+            None => self.fill_now(first_sample, batch),
+        }
+    }
+
+    /// Fills the samples of a step, which were checked, on this thread.
+    pub(crate) fn fill_now(&self, first_sample: u64, batch: &mut Batch) -> Result<()> {
+        batch.set_length(self.length(first_sample));
+        if !self.has_borders() {
+            batch.mark_plain();
+        }
+        for row_idx in 0..self.rows {
+            let sample_idx = first_sample.wrapping_add(row_idx as u64);
+            batch.samples[row_idx] = sample_idx as u32;
             match &*self.plan {
-                Plan::Windows(order) => row.fill_window(&self.stream, order.window(sample_idx))?,
-                Plan::Packed { order, document_starts } => {
-                    row.fill_packed(&self.stream, document_starts, order.window(sample_idx))?;
+                Plan::Windows(order) => {
+                    self.stream.read_shifted(order.window(sample_idx), batch.tokens(row_idx))?;
                 }
-                Plan::Bucketed(buckets) => row.fill_example(&self.stream, buckets.example(sample_idx))?,
+                Plan::Packed { order, document_starts } => {
+                    let start = order.window(sample_idx);
+                    batch.row(row_idx).fill_packed(&self.stream, document_starts, start)?;
+                }
+                Plan::Bucketed(buckets) => {
+                    batch.row(row_idx).fill_example(&self.stream, buckets.example(sample_idx))?;
+                }
             }
         }
         Ok(())
     }
 
-    fn check(&self, first_sample: u64, length: usize, batch: &BatchMut<'_>) -> Result<()> {
-        let expected = self.rows * length;
-        for (name, found, expected) in [
-            ("ids", batch.ids.len(), expected),
-            ("targets", batch.targets.len(), expected),
-            ("positions", batch.positions.len(), expected),
-            ("borders", batch.borders.len(), expected),
-            ("samples", batch.samples.len(), self.rows),
-        ] {
-            if found != expected {
-                let advice = format!("{} rows of {length} tokens need {expected}", self.rows);
-                return Err(Error::BadSetting { name, value: format!("of length {found}"), advice });
-            }
+    fn check(&self, first_sample: u64, batch: &Batch) -> Result<()> {
+        if batch.rows() != self.rows {
+            let advice = format!("the steps of this loader have {}", self.rows);
+            return Err(Error::BadSetting {
+                name: "rows of the batch",
+                value: batch.rows().to_string(),
+                advice,
+            });
         }
         if matches!(*self.plan, Plan::Bucketed(_)) && !first_sample.is_multiple_of(self.rows as u64) {
             let advice = format!("bucketed steps of {0} samples start at a multiple of {0}", self.rows);
@@ -230,28 +210,14 @@ impl Loader {
     }
 }
 
-/// One row of a batch.
-struct Row<'a> {
-    ids: &'a mut [u32],
-    targets: &'a mut [u32],
-    positions: &'a mut [u32],
-    borders: &'a mut [u32],
-}
-
 impl Row<'_> {
-    /// The tokens from `start` on as one piece, whatever documents they belong to.
-    fn fill_window(mut self, stream: &TokenStream, start: u64) -> Result<()> {
-        self.mark_document(0, self.ids.len());
-        self.read_window(stream, start)
-    }
-
     /// The tokens from `start` on, cut where documents begin and where the stream goes back to its first token.
     fn fill_packed(mut self, stream: &TokenStream, document_starts: &[u64], start: u64) -> Result<()> {
-        self.read_window(stream, start)?;
-        let length = self.ids.len();
+        stream.read_shifted(start, self.tokens.reborrow())?;
+        let length = self.tokens.ids.len();
         let (mut at, mut begin) = (start, 0);
+        let mut next_idx = document_starts.partition_point(|&start| start <= at);
         while begin < length {
-            let next_idx = document_starts.partition_point(|&start| start <= at);
             let document_end = document_starts.get(next_idx).copied().unwrap_or(stream.tokens());
             let rest = document_end - at;
             if rest > (length - begin) as u64 {
@@ -259,43 +225,39 @@ impl Row<'_> {
                 break;
             }
             let end = begin + rest as usize;
-            self.mark_document(begin, end);
-            self.targets[end - 1] = IGNORED;
-            at = if document_end == stream.tokens() { 0 } else { document_end };
+            if end > begin {
+                self.mark_document(begin, end);
+                self.tokens.targets[end - 1] = IGNORED;
+            }
+            (at, next_idx) =
+                if document_end == stream.tokens() { (0, 0) } else { (document_end, next_idx + 1) };
             begin = end;
         }
         Ok(())
     }
 
     /// The first tokens of a document, then padding.
-    fn fill_example(mut self, stream: &TokenStream, example: Example) -> Result<()> {
-        let length = self.ids.len();
-        let shown = example.tokens.min(length as u64) as usize;
-        self.mark_document(0, shown);
-        self.mark_document(shown, length);
+    fn fill_example(self, stream: &TokenStream, example: Example) -> Result<()> {
+        let RowTokens { ids, targets, stored } = self.tokens;
+        let shown = example.tokens.min(ids.len() as u64) as usize;
+        self.borders[..shown].fill(0);
+        self.borders[shown..].fill(shown as u32);
         for (position, slot) in self.positions.iter_mut().enumerate() {
             *slot = position as u32;
         }
-        stream.read(example.start, &mut self.ids[..shown])?;
-        self.ids[shown..].fill(PADDING);
-        self.targets[..shown - 1].copy_from_slice(&self.ids[1..shown]);
-        self.targets[shown - 1..].fill(IGNORED);
-        if example.tokens > shown as u64 {
-            stream.read(example.start + shown as u64, &mut self.targets[shown - 1..shown])?;
+        // What has a target, which the last token of a document has not.
+        let n_asked = if example.tokens > shown as u64 { shown } else { shown - 1 };
+        let asked = RowTokens { ids: &mut ids[..n_asked], targets: &mut targets[..n_asked], stored };
+        stream.read_shifted(example.start, asked)?;
+        if n_asked < shown {
+            match n_asked.checked_sub(1) {
+                Some(before) => ids[n_asked] = targets[before],
+                None => stream.read(example.start, &mut ids[..1])?,
+            }
         }
+        ids[shown..].fill(PADDING);
+        targets[n_asked..].fill(IGNORED);
         Ok(())
-    }
-
-    fn read_window(&mut self, stream: &TokenStream, start: u64) -> Result<()> {
-        stream.read_shifted(start, self.ids, self.targets)
-    }
-
-    /// Says that the places `begin..end` are one document.
-    fn mark_document(&mut self, begin: usize, end: usize) {
-        self.borders[begin..end].fill(begin as u32);
-        for (position, slot) in self.positions[begin..end].iter_mut().enumerate() {
-            *slot = position as u32;
-        }
     }
 }
 

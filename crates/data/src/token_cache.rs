@@ -1,70 +1,48 @@
-//! Texts that are encoded once: prompts, answers and filled-in templates, which come again in every epoch and every run.
+//! Structured examples that are made into tokens once: a question in a chat template, say, which comes again in every run.
 //!
 //! A cache is a file of records behind a header that names the tokenizer by its hash, so that tokens of another one are never
-//! found. A text is known by its BLAKE3. Before a run all texts are [given](TokenCache::encode) to the cache, which encodes those
-//! it does not have, on several threads, and appends them; in a step [`tokens`](TokenCache::tokens) only looks up. Every record has
-//! a checksum, and what a crash left at the end is cut off when the file is opened.
+//! found. What was made into tokens is known by the BLAKE3 of all its parts: a template and a question, for example. Every record
+//! has a checksum, and what a crash left at the end is cut off when the file is opened.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use hashbrown::HashMap;
-use ironmill_text::Tokenizer;
 use ironmill_text::durable::Disk;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"IRONTOKS";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version, four zeros, the hash of the tokenizer.
 const HEADER_BYTES: usize = 48;
-/// The hash of the text, the number of tokens, and a checksum of all of the record.
+/// The hash of the parts, the number of tokens, and a checksum of all of the record.
 const RECORD_BYTES: usize = 32 + 8 + 8;
+/// A cache is held in memory; a file that has grown beyond this is begun anew.
+const MAX_BYTES: u64 = 256 << 20;
 
-/// The tokens of texts, in memory and in a file.
+/// The tokens of structured examples, in memory and in a file.
 #[derive(Debug)]
 pub struct TokenCache {
     path: PathBuf,
-    tokenizer: Tokenizer,
-    /// All tokens, one text after the other.
+    /// All tokens, one example after the other.
     tokens: Vec<u32>,
-    places: HashMap<[u8; 32], TokenRange>,
-}
-
-/// Where the tokens of a text are in their cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenRange {
-    start: usize,
-    end: usize,
-}
-
-impl TokenRange {
-    /// How many tokens the text has.
-    pub fn len(&self) -> usize {
-        self.end - self.start
-    }
-
-    /// Whether the text has none.
-    pub fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
+    places: HashMap<[u8; 32], (usize, usize)>,
+    /// Records that the file does not have yet.
+    unsaved: Vec<u8>,
 }
 
 impl TokenCache {
-    /// Opens the cache of a tokenizer in a folder, or begins one; the folder must exist.
-    pub fn open(dir: &Path, tokenizer: &Tokenizer) -> Result<TokenCache> {
-        let hash = tokenizer.hash();
-        let name: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    /// Opens the cache of a tokenizer in a folder, or begins one; the folder is made if need be.
+    pub fn open(dir: &Path, tokenizer_hash: &[u8; 32]) -> Result<TokenCache> {
+        fs::create_dir_all(dir).map_err(Error::write(dir))?;
+        let name: String = tokenizer_hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let path = dir.join(format!("tokens-{name}.cache"));
-        let mut cache =
-            TokenCache { path, tokenizer: tokenizer.clone(), tokens: Vec::new(), places: HashMap::new() };
-        let bytes = match fs::read(&cache.path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            Err(source) => return Err(Error::Read { path: cache.path, source }),
-        };
-        let header = header(&hash);
+        let is_usable = fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_BYTES);
+        let bytes = if is_usable { fs::read(&path).map_err(Error::read(&path))? } else { Vec::new() };
+        let mut cache = TokenCache { path, tokens: Vec::new(), places: HashMap::new(), unsaved: Vec::new() };
+        let header = header(tokenizer_hash);
         let whole =
             if bytes.starts_with(&header) { HEADER_BYTES + cache.read(&bytes[HEADER_BYTES..]) } else { 0 };
         if whole == 0 || whole < bytes.len() {
@@ -74,76 +52,44 @@ impl TokenCache {
         Ok(cache)
     }
 
-    /// How many different texts there are.
+    /// How many different examples there are.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether there is no text.
+    /// Whether there is no example.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Where the tokens of these texts are. Those that are not there yet are encoded on up to `threads` threads, special tokens
-    /// recognised, and kept in the file.
-    pub fn encode<T: AsRef<str> + Sync>(&mut self, texts: &[T], threads: usize) -> Result<Vec<TokenRange>> {
-        let keys: Vec<[u8; 32]> = texts.iter().map(|text| key(text.as_ref())).collect();
-        let mut missing: Vec<(usize, &str)> = Vec::new();
-        let mut listed: HashMap<[u8; 32], ()> = HashMap::new();
-        for (idx, key) in keys.iter().enumerate() {
-            if !self.places.contains_key(key) && listed.insert(*key, ()).is_none() {
-                missing.push((idx, texts[idx].as_ref()));
-            }
-        }
-        let mut records = Vec::new();
-        for group in missing.chunks(GROUP_TEXTS) {
-            for ((idx, _), ids) in group.iter().zip(self.encode_group(group, threads)?) {
-                append_record(&mut records, &keys[*idx], &ids);
-                self.keep(keys[*idx], &ids);
-            }
-        }
-        if !records.is_empty() {
-            Disk::default().append(&self.path, &records).map_err(Error::write(&self.path))?;
-        }
-        Ok(keys.iter().map(|key| self.places[key]).collect())
+    /// The tokens that were made of these parts.
+    pub fn get(&self, parts: &[&str]) -> Option<&[u32]> {
+        let &(start, end) = self.places.get(&key(parts))?;
+        Some(&self.tokens[start..end])
     }
 
-    /// The tokens of a text that was encoded.
-    pub fn tokens(&self, range: TokenRange) -> &[u32] {
-        &self.tokens[range.start..range.end]
+    /// Keeps the tokens that were made of these parts, unless there are some.
+    pub fn insert(&mut self, parts: &[&str], ids: &[u32]) {
+        let key = key(parts);
+        if !self.places.contains_key(&key) {
+            append_record(&mut self.unsaved, &key, ids);
+            self.keep(key, ids);
+        }
     }
 
-    fn encode_group(&self, group: &[(usize, &str)], threads: usize) -> Result<Vec<Vec<u32>>> {
-        let share = group.len().div_ceil(threads.max(1)).max(1);
-        let work = |part: &[(usize, &str)]| -> Result<Vec<Vec<u32>>> {
-            part.iter()
-                .map(|(idx, text)| {
-                    let mut ids = Vec::new();
-                    self.tokenizer.encode_with_special(text.as_bytes(), &mut ids).map_err(|source| {
-                        Error::Encode { file: format!("text {idx}"), position: 0, source }
-                    })?;
-                    Ok(ids)
-                })
-                .collect()
-        };
-        let parts: Vec<Result<Vec<Vec<u32>>>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = group.chunks(share).map(|part| scope.spawn(move || work(part))).collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            threads.into_iter().map(join).collect()
-        });
-        let mut all = Vec::with_capacity(group.len());
-        for part in parts {
-            all.extend(part?);
+    /// Appends what is new to the file.
+    pub fn save(&mut self) -> Result<()> {
+        if !self.unsaved.is_empty() {
+            Disk::default().append(&self.path, &self.unsaved).map_err(Error::write(&self.path))?;
+            self.unsaved.clear();
         }
-        Ok(all)
+        Ok(())
     }
 
     fn keep(&mut self, key: [u8; 32], ids: &[u32]) {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(ids);
-        self.places.insert(key, TokenRange { start, end: self.tokens.len() });
+        self.places.insert(key, (start, self.tokens.len()));
     }
 
     /// Reads records up to the first that is not whole; says how many bytes those before it take.
@@ -157,11 +103,14 @@ impl TokenCache {
     }
 }
 
-/// How many texts are encoded before their records are made.
-const GROUP_TEXTS: usize = 4096;
-
-fn key(text: &str) -> [u8; 32] {
-    *blake3::hash(text.as_bytes()).as_bytes()
+/// Every part with its length, so that no two lists of parts are the same bytes.
+fn key(parts: &[&str]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    *hasher.finalize().as_bytes()
 }
 
 fn header(tokenizer_hash: &[u8; 32]) -> [u8; HEADER_BYTES] {
@@ -197,49 +146,56 @@ fn record(bytes: &[u8]) -> Option<([u8; 32], Vec<u32>, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::tokenizer;
 
-    fn texts() -> Vec<String> {
-        (0..300).map(|i| format!("Question {}: the cat<|endoftext|>Answer {i}", i % 100)).collect()
+    const HASH: [u8; 32] = [7; 32];
+
+    /// Parts and their tokens: some have the same text cut otherwise, one has no tokens.
+    fn examples() -> Vec<([String; 2], Vec<u32>)> {
+        let example = |i: u32| {
+            let text = format!("{{{{ question }}}} {} of {i}", i % 100);
+            let (head, tail) = text.split_at(1 + i as usize % 10);
+            ([head.to_owned(), tail.to_owned()], (0..i % 30).map(|t| t * i).collect())
+        };
+        (0..300).map(example).collect()
+    }
+
+    fn parts(example: &[String; 2]) -> [&str; 2] {
+        [&example[0], &example[1]]
+    }
+
+    /// A cache of all examples, saved.
+    fn filled(folder: &Path) -> TokenCache {
+        let mut cache = TokenCache::open(folder, &HASH).unwrap();
+        for (example, ids) in examples() {
+            assert!(cache.get(&parts(&example)).is_none());
+            cache.insert(&parts(&example), &ids);
+            cache.insert(&parts(&example), &[1]);
+        }
+        cache.save().unwrap();
+        cache
     }
 
     #[test]
-    fn texts_are_encoded_once_and_found_again() {
+    fn examples_are_kept_once_and_found_again() {
         let folder = tempfile::tempdir().unwrap();
-        let tokenizer = tokenizer();
-        let texts = texts();
-        let mut cache = TokenCache::open(folder.path(), &tokenizer).unwrap();
-        let ranges = cache.encode(&[&texts[..], &texts[..50]].concat(), 3).unwrap();
-        assert_eq!((cache.len(), ranges.len()), (300, 350));
-        assert_eq!(ranges[..50], ranges[300..]);
-        let check = |cache: &TokenCache, ranges: &[TokenRange]| {
-            for (text, &range) in texts.iter().zip(ranges) {
-                let mut expected = Vec::new();
-                tokenizer.encode_with_special(text.as_bytes(), &mut expected).unwrap();
-                assert_eq!(cache.tokens(range), expected);
-                assert!(!range.is_empty() && range.len() == expected.len());
-            }
-        };
-        check(&cache, &ranges);
-        let path = cache.path.clone();
+        let dir = folder.path().join("made/here");
+        let path = filled(&dir).path;
         let written = fs::metadata(&path).unwrap().len();
-        drop(cache);
-        let mut cache = TokenCache::open(folder.path(), &tokenizer).unwrap();
-        assert_eq!(cache.len(), 300);
-        let ranges = cache.encode(&texts, 1).unwrap();
-        check(&cache, &ranges);
+        let mut cache = TokenCache::open(&dir, &HASH).unwrap();
+        assert!(cache.len() == 300 && !cache.is_empty());
+        for (example, ids) in examples() {
+            assert_eq!(cache.get(&parts(&example)), Some(&ids[..]));
+            assert_eq!(cache.get(&[&example.concat()]), None);
+        }
+        cache.save().unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), written);
     }
 
     #[test]
-    fn what_is_cut_off_or_damaged_is_encoded_anew_and_never_served() {
+    fn what_is_cut_off_or_damaged_is_never_served() {
         let folder = tempfile::tempdir().unwrap();
-        let tokenizer = tokenizer();
-        let texts = texts();
-        let mut cache = TokenCache::open(folder.path(), &tokenizer).unwrap();
-        let ranges = cache.encode(&texts, 1).unwrap();
-        let expected: Vec<Vec<u32>> = ranges.iter().map(|&range| cache.tokens(range).to_vec()).collect();
-        let good = fs::read(&cache.path).unwrap();
+        let path = filled(folder.path()).path;
+        let good = fs::read(&path).unwrap();
         for at in (0..good.len()).step_by(97) {
             for cut in [true, false] {
                 let mut bad = good.clone();
@@ -248,25 +204,27 @@ mod tests {
                 } else {
                     bad[at] ^= 16
                 }
-                fs::write(&cache.path, bad).unwrap();
-                let mut again = TokenCache::open(folder.path(), &tokenizer).unwrap();
-                let ranges = again.encode(&texts, 1).unwrap();
-                assert!(ranges.iter().zip(&expected).all(|(&range, ids)| again.tokens(range) == ids), "{at}");
+                fs::write(&path, bad).unwrap();
+                let mut cache = TokenCache::open(folder.path(), &HASH).unwrap();
+
+                for (example, ids) in examples() {
+                    assert!(cache.get(&parts(&example)).is_none_or(|found| found == ids), "{at}");
+                    cache.insert(&parts(&example), &ids);
+                }
+                cache.save().unwrap();
+                assert_eq!(TokenCache::open(folder.path(), &HASH).unwrap().len(), 300);
             }
         }
     }
 
     #[test]
-    fn another_tokenizer_has_another_cache() {
+    fn another_tokenizer_has_another_cache_and_one_that_grew_too_large_is_begun_anew() {
         let folder = tempfile::tempdir().unwrap();
-        let other = Tokenizer::byte(&["<|endoftext|>".to_owned()]).unwrap();
-        let mut first = TokenCache::open(folder.path(), &tokenizer()).unwrap();
-        first.encode(&["the cat"], 1).unwrap();
-        let mut second = TokenCache::open(folder.path(), &other).unwrap();
-        assert!(second.is_empty());
-        let ranges = second.encode(&["the cat"], 1).unwrap();
-        let mut expected = Vec::new();
-        other.encode(b"the cat", &mut expected).unwrap();
-        assert_eq!(second.tokens(ranges[0]), expected);
+        let path = filled(folder.path()).path;
+        assert!(TokenCache::open(folder.path(), &[8; 32]).unwrap().is_empty());
+        let large = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        large.set_len(MAX_BYTES + 1).unwrap();
+        assert!(TokenCache::open(folder.path(), &HASH).unwrap().is_empty());
+        assert_eq!(fs::metadata(&path).unwrap().len(), HEADER_BYTES as u64);
     }
 }

@@ -8,8 +8,7 @@ use std::{
 };
 
 use ironmill_data::{
-    BatchMut, Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, TokenStream,
-    prepare,
+    Dataset, InputOptions, Inputs, Loader, PrepareOptions, Sampler, Silent, Split, TokenStream, prepare,
 };
 use ironmill_text::{BpeOptions, Pattern, PieceCounts, train_bpe};
 
@@ -48,21 +47,11 @@ fn filling_allocates_nothing_with_any_sampler() {
             let loader = loader.with_workers(workers).unwrap();
             // A thread that has just started still allocates for itself.
             std::thread::sleep(std::time::Duration::from_millis(20));
-            let [mut ids, mut targets, mut positions, mut borders] =
-                [0; 4].map(|zero| vec![zero; ROWS * CONTEXT]);
-            let mut samples = [0; ROWS];
+            let mut batch = loader.batch();
             // The first step counts too: blocks are checked when they are first touched, by workers as well.
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             for first_sample in (0..100 * ROWS as u64).step_by(ROWS) {
-                let numbers = ROWS * loader.length(first_sample);
-                let batch = BatchMut {
-                    ids: &mut ids[..numbers],
-                    targets: &mut targets[..numbers],
-                    positions: &mut positions[..numbers],
-                    borders: &mut borders[..numbers],
-                    samples: &mut samples,
-                };
-                loader.fill(first_sample, batch).unwrap();
+                loader.fill(first_sample, &mut batch).unwrap();
             }
             assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{sampler:?} {workers} workers");
         }

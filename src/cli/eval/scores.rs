@@ -6,8 +6,10 @@ use crate::failure::{Code, Failure, Result};
 use crate::scoring::{self, AnswerExample, ChoiceExample, Framing};
 use crate::show::numbers::grouped;
 use crate::stages::chatting::Settings;
+use crate::stages::cuda::cache_folder;
 use crate::stages::model::Found;
 use crate::stages::sampling::check_can_write;
+use ironmill_data::TokenCache;
 use ironmill_model::Engine;
 use ironmill_text::{Tokenizer, durable};
 use serde_json::{Value, json};
@@ -88,9 +90,32 @@ fn ask(
 }
 
 /// Questions as messages in a template, or as plain text where there is none.
-fn framing<'f>(template: Option<&'f str>, templates: &'f Templates, tokenizer: &'f Tokenizer) -> Framing<'f> {
+fn framing<'f>(
+    context: &Context,
+    template: Option<&'f str>,
+    templates: &'f Templates,
+    tokenizer: &'f Tokenizer,
+) -> Framing<'f> {
     let speech = template.map(|template| Speech { template, special: templates.special(), tokenizer });
-    Framing { tokenizer, speech }
+    // What a template makes of the time is not what it will make of it in another run.
+    let is_lasting = template.is_some_and(|template| !template.contains("strftime_now"));
+    let folder = cache_folder().filter(|_| is_lasting).map(|folder| folder.join("tokens"));
+    let messages = folder.and_then(|folder| {
+        let opened = TokenCache::open(&folder, &tokenizer.hash());
+        opened
+            .inspect_err(|error| {
+                context.show.warn(&format!("nothing is kept of this run's questions: {error}"))
+            })
+            .ok()
+    });
+    Framing { tokenizer, speech, messages }
+}
+
+/// Keeps the tokens of the questions for the next run, which also does without.
+fn keep_messages(context: &Context, framing: &mut Framing<'_>) {
+    if let Some(Err(error)) = framing.messages.as_mut().map(TokenCache::save) {
+        context.show.warn(&format!("nothing is kept of this run's questions: {error}"));
+    }
 }
 
 /// Which choices a model finds likeliest.
@@ -103,9 +128,10 @@ pub fn choices(
 ) -> Result<()> {
     let examples: Vec<ChoiceExample> = scoring::read(questions, args.scores.most())?;
     let Asked { mut engine, templates, template } = ask(context, args, found, (tokenizer, file))?;
-    let framed = framing(template.as_deref(), &templates, tokenizer);
+    let mut framed = framing(context, template.as_deref(), &templates, tokenizer);
     let tokens = usize::from(args.rows) * ROW_TOKENS;
-    let scores = scoring::score_choices(&mut engine, &framed, &examples, tokens, &context.show)?;
+    let scores = scoring::score_choices(&mut engine, &mut framed, &examples, tokens, &context.show)?;
+    keep_messages(context, &mut framed);
     warn_truncated(context, scores.truncated, "choices");
     write_details(args, &scores.details)?;
     let text = format!(
@@ -140,7 +166,7 @@ pub fn answers(
 ) -> Result<()> {
     let examples: Vec<AnswerExample> = scoring::read(questions, args.scores.most())?;
     let Asked { mut engine, templates, template } = ask(context, args, found, (tokenizer, file))?;
-    let framed = framing(template.as_deref(), &templates, tokenizer);
+    let mut framed = framing(context, template.as_deref(), &templates, tokenizer);
     let mut stop = Settings::of_model(&found.weights, &templates, tokenizer)?.stop;
     if let Some(speech) = &framed.speech {
         stop.extend(speech.end_of_turn()?);
@@ -150,7 +176,8 @@ pub fn answers(
         return Err(Failure::new(Code::Usage, "--max-tokens 0 leaves no answer: use at least 1"));
     }
     let how = (usize::from(args.rows), most, &stop[..]);
-    let scores = scoring::score_answers(&mut engine, &framed, &examples, how, &context.show)?;
+    let scores = scoring::score_answers(&mut engine, &mut framed, &examples, how, &context.show)?;
+    keep_messages(context, &mut framed);
     warn_truncated(context, scores.truncated, "questions");
     write_details(args, &scores.details)?;
     let text = format!(

@@ -203,8 +203,8 @@ fn add_named_file(path: &Path, found: &mut Found) -> Result<()> {
     match classify(path) {
         Kind::Known(format, compression) => add(path, format, compression, found),
         Kind::Unknown(compression) => add(path, Format::Text, compression, found),
-        Kind::Unsupported(extension) => {
-            Err(Error::UnsupportedFormat { path: path.display().to_string(), extension })
+        Kind::Unsupported(reason) => {
+            Err(Error::UnsupportedFormat { path: path.display().to_string(), reason })
         }
     }
 }
@@ -234,7 +234,7 @@ enum Kind {
     Known(Format, Compression),
     /// Read as text, but only if it is named outright.
     Unknown(Compression),
-    /// Surely not text, by its extension.
+    /// Surely not text, by its extension; why it is not read, and what to do.
     Unsupported(String),
 }
 
@@ -260,8 +260,13 @@ fn classify(path: &Path) -> Kind {
         "xml" => Kind::Known(Format::WikiDump, compression),
         // It is compressed inside, and is read from its end.
         "parquet" if compression == Compression::None => Kind::Known(Format::Parquet, compression),
-        "parquet" => Kind::Unsupported("parquet, compressed as a whole,".into()),
-        other if UNSUPPORTED.contains(&other) => Kind::Unsupported(other.into()),
+        "parquet" => {
+            let reason = "parquet is compressed inside and read from its end, so unpack the file first (gunzip, unzstd or bunzip2)";
+            Kind::Unsupported(reason.into())
+        }
+        other if UNSUPPORTED.contains(&other) => Kind::Unsupported(format!(
+            "files ending in .{other} are not supported, so convert it to .txt or .jsonl"
+        )),
         "" if is_wiki_part(&inner) => Kind::Known(Format::WikiExtracted, compression),
         _ => Kind::Unknown(compression),
     }

@@ -240,10 +240,16 @@ fn what_cannot_be_found_is_no_input() {
 #[test]
 fn files_that_are_surely_not_text_are_refused_when_named() {
     let folder = TempDir::new().unwrap();
-    for name in ["a.parquet.gz", "a.xz", "a.zip.gz"] {
+    for (name, advice) in [
+        ("a.parquet.gz", "unpack the file first"),
+        ("a.parquet.zst", "unpack the file first"),
+        ("a.xz", "convert it to .txt or .jsonl"),
+        ("a.zip.gz", "convert it to .txt or .jsonl"),
+    ] {
         let path = file(&folder, name, "x");
         let error = inputs_with(&[&path], &InputOptions::default()).unwrap_err();
         assert!(matches!(error, Error::UnsupportedFormat { .. }), "{error}");
+        assert!(error.to_string().contains(name) && error.to_string().contains(advice), "{error}");
     }
     let path = file(&folder, "README", "read me");
     assert_eq!(texts(&inputs(&[&path])).unwrap(), ["read me"]);

@@ -31,18 +31,19 @@ impl Rows {
 }
 
 fn step(loader: &Loader, first_sample: u64) -> Rows {
-    let numbers = loader.rows() * loader.length(first_sample);
+    let mut batch = loader.batch();
     // Whatever an earlier step left in the buffers must be gone.
-    let [mut ids, mut targets, mut positions, mut borders] = [77; 4].map(|stale| vec![stale; numbers]);
-    let mut samples = vec![77; loader.rows()];
-    let batch = BatchMut {
-        ids: &mut ids,
-        targets: &mut targets,
-        positions: &mut positions,
-        borders: &mut borders,
-        samples: &mut samples,
-    };
+    for stale in [&mut batch.ids, &mut batch.targets, &mut batch.samples] {
+        stale.fill(77);
+    }
+    refill(loader, first_sample, &mut batch)
+}
+
+fn refill(loader: &Loader, first_sample: u64, batch: &mut Batch) -> Rows {
     loader.fill(first_sample, batch).unwrap();
+    assert_eq!(batch.length(), loader.length(first_sample));
+    let (positions, borders) = (batch.positions().to_vec(), batch.borders().to_vec());
+    let Batch { ids, targets, samples, .. } = batch.clone();
     Rows { ids, targets, positions, borders, samples }
 }
 
@@ -334,20 +335,13 @@ fn documents_that_cross_shards_equal_documents_in_memory() {
 }
 
 #[test]
-fn buffers_of_other_lengths_and_unusable_settings_are_errors() {
+fn batches_of_other_rows_and_unusable_settings_are_errors() {
     let documents = documents(&[50, 50]);
     for sampler in Sampler::ALL {
         let loader = loader(&documents, sampler, 8, 2);
-        for wrong in 0..5 {
-            let mut buffers = [16; 4].map(|length| vec![0; length]);
-            let mut samples = vec![0; 2];
-            match buffers.get_mut(wrong) {
-                Some(buffer) => buffer.push(0),
-                None => samples.push(0),
-            }
-            let [ids, targets, positions, borders] = &mut buffers;
-            let batch = BatchMut { ids, targets, positions, borders, samples: &mut samples };
-            assert!(loader.fill(0, batch).is_err());
+        for rows in [0, 1, 3] {
+            let error = loader.fill(0, &mut Batch::new(rows, 8)).unwrap_err().to_string();
+            assert!(error.contains("the steps of this loader have 2"), "{error}");
         }
         let stream = TokenStream::from_documents(documents.clone(), 0);
         assert!(Loader::new(stream.clone(), sampler, SEED, 0, 2).is_err());
@@ -359,15 +353,7 @@ fn buffers_of_other_lengths_and_unusable_settings_are_errors() {
 #[test]
 fn bucketed_steps_start_at_a_multiple_of_their_rows() {
     let loader = loader(&documents(&[50, 50]), Sampler::Bucketed, 8, 2);
-    let [mut ids, mut targets, mut positions, mut borders] = [0; 4].map(|zero| vec![zero; 16]);
-    let batch = BatchMut {
-        ids: &mut ids,
-        targets: &mut targets,
-        positions: &mut positions,
-        borders: &mut borders,
-        samples: &mut [0; 2],
-    };
-    let error = loader.fill(3, batch).unwrap_err().to_string();
+    let error = loader.fill(3, &mut loader.batch()).unwrap_err().to_string();
     assert!(error.contains("first sample cannot be 3") && error.contains("multiple of 2"), "{error}");
 }
 
@@ -427,6 +413,40 @@ proptest! {
 }
 
 #[test]
+fn one_batch_goes_through_all_samplers_and_lengths() {
+    let documents = documents(&[7, 30, 1, 16, 90, 2, 55, 8, 8, 41]);
+    let loaders =
+        |context: usize| Sampler::ALL.map(|sampler| (sampler, loader(&documents, sampler, context, 4)));
+    let mut batch = Batch::new(4, 1);
+    for (context, (sampler, loader)) in
+        [16, 8, 16].into_iter().flat_map(|context| loaders(context).map(|loader| (context, loader)))
+    {
+        for first in (0..40).step_by(4) {
+            let expected = oracle_step(&documents, sampler, context, 4, first);
+            assert_eq!(refill(&loader, first, &mut batch), expected, "{sampler:?} {context} {first}");
+            let _ = batch.ids.pop();
+        }
+    }
+}
+
+#[test]
+fn loaders_that_share_their_workers_disturb_nobody() {
+    let documents = documents(&[500, 300]);
+    let plain = loader(&documents, Sampler::Shuffled, 16, 4);
+    let ahead = plain.clone().with_workers(2).unwrap();
+    std::thread::scope(|scope| {
+        for first_step in [0, 1_000, 5] {
+            let (plain, ahead) = (&plain, ahead.clone());
+            scope.spawn(move || {
+                for first_sample in (first_step..first_step + 200).map(|step| step * 4) {
+                    assert_eq!(step(&ahead, first_sample), step(plain, first_sample));
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn any_number_of_workers_gives_the_same_batches_in_any_order_of_asking() {
     let documents = documents(&[7, 30, 1, 16, 90, 2, 55, 8, 8, 41]);
     for sampler in Sampler::ALL {
@@ -455,12 +475,8 @@ fn workers_hand_on_what_is_wrong_with_a_shard() {
     std::fs::write(&path, bytes).unwrap();
     let stream = TokenStream::from_shards(vec![std::sync::Arc::new(Shard::open(&path).unwrap())]);
     let loader = Loader::new(stream, Sampler::Sequential, SEED, 1_000, 2).unwrap().with_workers(2).unwrap();
-    let [mut ids, mut targets, mut positions, mut borders] = [0; 4].map(|zero| vec![zero; 2_000]);
-    let mut fill = |first_sample| {
-        let (ids, targets, positions, borders) =
-            (&mut ids[..], &mut targets[..], &mut positions[..], &mut borders[..]);
-        loader.fill(first_sample, BatchMut { ids, targets, positions, borders, samples: &mut [0; 2] })
-    };
+    let mut batch = loader.batch();
+    let mut fill = |first_sample| loader.fill(first_sample, &mut batch);
     assert!((0..32).step_by(2).all(|sample| fill(sample).is_ok()));
     assert_eq!(fill(74).unwrap_err().class(), crate::Class::BadData);
     assert!(fill(0).is_ok());

@@ -8,8 +8,9 @@
 //! **Splits.** A document goes to the validation split if a hash of the seed and its text (of a long one, its first 64 KiB) falls
 //! below the share asked for, so copies of a document are on one side. If by the end none has, the last document goes there;
 //! if all have, the last one goes to the training split. A corpus of one document is cut in two by its text: the share asked
-//! for is taken from its end, at a border between words, and only the second part ends with the end-of-text token. A document is
-//! never cut otherwise, except that it may go on from one shard to the next.
+//! for is taken from its end, at a border between words, and only the second part ends with the end-of-text token. So is the last
+//! of a few long documents (of more than 64 KiB, and a tenth of all text or more), of which half the corpus might go to the
+//! validation split otherwise. A document is never cut but then, except that it may go on from one shard to the next.
 //!
 //! **Sections.** The inputs are cut into [sections], runs of files of about 256 MiB, and no shard holds tokens of two. A section is
 //! done again only if its own files changed; the shards of the others are kept. Where duplicates are dropped, a section
@@ -38,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::manifest::{FORMAT, MANIFEST_VERSION, Manifest, SectionRecord, Settings, hex};
 use duplicates::Seen;
 use journal::{DoneSection, Journal};
-use pipeline::Pipeline;
+use pipeline::{Pipeline, SIDE_BYTES};
 use sections::{Section, Sides};
 use staging::Staging;
 
@@ -287,9 +288,16 @@ impl Work<'_> {
             return None;
         }
         let idx = done.iter().rposition(|done| Split::ALL.iter().any(|&split| done.documents(split) > 0))?;
+        let bytes =
+            |done: &DoneSection| done.shards.iter().flatten().map(|shard| shard.raw_bytes).sum::<u64>();
         if train + validation == 1 {
-            let bytes = done[idx].shards.iter().flatten().map(|shard| shard.raw_bytes).sum();
-            return Some((idx, Sides::cut(bytes, self.options.validation)));
+            return Some((idx, Sides::cut(bytes(&done[idx]), self.options.validation)));
+        }
+        let all_bytes = done.iter().map(bytes).sum::<u64>();
+        let long = bytes(&done[idx]) / done[idx].documents(Split::Train).max(1);
+        if validation == 0 && long > SIDE_BYTES as u64 && long >= all_bytes / 10 {
+            let wanted = (all_bytes as f64 * self.options.validation) as u64;
+            return Some((idx, Sides::tail(bytes(&done[idx]), wanted)));
         }
         let document = done[idx].documents(Split::Train) + done[idx].documents(Split::Validation) - 1;
         let split = if train == 0 { Split::Train } else { Split::Validation };

@@ -42,7 +42,7 @@ const BATCHES_PER_THREAD: usize = 4;
 const SIZES: ChunkSizes = ChunkSizes { chunk_bytes: 512 << 10, whole_bytes: 2 << 20, max_bytes: 256 << 20 };
 
 /// How much of a document's text decides its split.
-const SIDE_BYTES: usize = 64 << 10;
+pub(super) const SIDE_BYTES: usize = 64 << 10;
 
 impl Pipeline<'_> {
     /// Goes on behind the shards that are complete.
@@ -231,10 +231,10 @@ struct Planner<'a> {
     next: [Cursor; 2],
     number: u64,
     document: u64,
-    /// The split of the document at hand, and how much of its text came before.
+    /// The split of the document at hand, and how much text came before.
     split: Split,
     offset: u64,
-    /// Whether the next part begins what the validation split has of the only document.
+    /// Whether the next part begins what the validation split has of the document that goes to both.
     begins_tail: bool,
     duplicates: u64,
 }
@@ -295,7 +295,9 @@ impl<'a> Planner<'a> {
     fn side(&self, text: &str) -> Split {
         let seed = self.pipeline.inputs.options().seed;
         match self.pipeline.section.sides {
-            Sides::Cut { .. } => Split::Train,
+            // Something has to be left to the training split, however little there is.
+            Sides::Cut { at } if self.offset < at.max(1) => Split::Train,
+            Sides::Cut { .. } => Split::Validation,
             Sides::DocumentTo { document, split } if document == self.document => split,
             _ => {
                 let key = xxh3_64(&text.as_bytes()[..text.len().min(SIDE_BYTES)]);

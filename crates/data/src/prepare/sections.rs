@@ -32,7 +32,8 @@ pub(super) enum Sides {
     ByHash,
     /// So, but for one of them.
     DocumentTo { document: u64, split: Split },
-    /// The only document there is goes to both: the validation split begins with the first border behind this byte.
+    /// One document goes to both: the validation split begins with the first border behind this byte of the section's text, and
+    /// has all documents that follow.
     Cut { at: u64 },
 }
 
@@ -41,6 +42,11 @@ impl Sides {
     pub(super) fn cut(n_bytes: u64, validation: f64) -> Sides {
         let at = (n_bytes as f64 * (1.0 - validation)) as u64;
         Sides::Cut { at: at.min(n_bytes.saturating_sub(1)) }
+    }
+
+    /// The cut that leaves the last `wanted` bytes of a section of so many to the validation split.
+    pub(super) fn tail(n_bytes: u64, wanted: u64) -> Sides {
+        Sides::Cut { at: n_bytes.saturating_sub(wanted.max(1)) }
     }
 }
 

@@ -136,6 +136,42 @@ fn a_single_document_lends_its_tail_to_the_validation_split() {
 }
 
 #[test]
+fn the_last_of_a_few_long_documents_lends_its_tail_and_of_many_goes_whole() {
+    let folder = TempDir::new().unwrap();
+    let sentence = "the cat sat on the mat, ";
+    let out = folder.path().join("out");
+    for n_documents in [2, 3, 30] {
+        let texts: Vec<String> =
+            (0..n_documents).map(|i| format!("{i} {}", sentence.repeat(3_000 + i))).collect();
+        let path = folder.path().join("a.txt");
+        fs::write(&path, texts.join("\0")).unwrap();
+        let separated = InputOptions { document_separator: Some("\0".into()), ..InputOptions::default() };
+        let inputs = inputs_with(&[&path], &separated).unwrap();
+        let manifest = prepare_quietly(&inputs, &out, &options(1e-3, 1 << 20, 2)).unwrap().manifest;
+        let all = texts.iter().map(String::len).sum::<usize>() as u64;
+        let (train, validation) = (&manifest.train, &manifest.validation);
+        assert_eq!(train.raw_bytes + validation.raw_bytes, all);
+        assert_eq!(validation.documents, 1);
+        if n_documents < 10 {
+            assert_eq!(train.documents, n_documents as u64);
+            assert!((all / 1_000 - 30..=all / 1_000).contains(&validation.raw_bytes), "{validation:?}");
+        } else {
+            assert_eq!(train.documents, n_documents as u64 - 1);
+            assert_eq!(validation.raw_bytes, texts[n_documents - 1].len() as u64);
+        }
+        let dataset = Dataset::open(&out).unwrap();
+        let joined = Split::ALL.map(|split| all_tokens(dataset.split(split))).concat();
+        let mut whole = Vec::new();
+        for text in &texts {
+            tokenizer().encode(text.as_bytes(), &mut whole).unwrap();
+            whole.extend(tokenizer().end_of_text());
+        }
+        assert_eq!(joined, whole);
+        assert!(prepare_quietly(&inputs, &out, &options(1e-3, 1 << 20, 2)).unwrap().reused);
+    }
+}
+
+#[test]
 fn a_single_document_without_borders_is_cut_between_characters() {
     let folder = TempDir::new().unwrap();
     for (text, share) in

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{
-    BLOCK_BYTES, CHECKSUM_BYTES, HEADER_BYTES, Header, OFFSET_BYTES, Sections, TRAILER_BYTES, le_u32, le_u64,
+    BLOCK_BYTES, CHECKSUM_BYTES, HEADER_BYTES, Header, OFFSET_BYTES, Sections, TRAILER_BYTES, le_u64,
 };
+use crate::batch::RowTokens;
 use crate::error::{Error, Result};
 use crate::positioned::read_exact_at;
 
@@ -104,22 +105,16 @@ impl Shard {
         Ok(())
     }
 
-    /// Fills `ids` with the tokens from `position` on and `targets`, which is as long, with those behind each of them.
-    pub(crate) fn read_shifted(&self, position: u64, ids: &mut [u32], targets: &mut [u32]) -> Result<()> {
+    /// Fills the ids with the tokens from `position` on and the targets with those behind each of them.
+    pub(crate) fn read_shifted(&self, position: u64, row: RowTokens<'_>) -> Result<()> {
+        let RowTokens { ids, targets, stored } = row;
         let width = self.header.token_bytes;
         let (start, end) = self.range("tokens", position, ids.len() as u64 + 1, self.header.tokens)?;
         self.verify_blocks(0, start * width, end * width)?;
-        let mut chunk = [0; CHUNK_BYTES];
-        let mut at = HEADER_BYTES + start * width;
-        let tokens_at_once = CHUNK_BYTES / width as usize - 1;
-        for (ids, targets) in ids.chunks_mut(tokens_at_once).zip(targets.chunks_mut(tokens_at_once)) {
-            let n_bytes = ids.len() * width as usize;
-            let bytes = &mut chunk[..n_bytes + width as usize];
-            self.read_bytes(bytes, at)?;
-            decode(&bytes[..n_bytes], width, ids);
-            decode(&bytes[width as usize..], width, targets);
-            at += n_bytes as u64;
-        }
+        stored.resize((ids.len() + 1) * width as usize, 0);
+        self.read_bytes(stored, HEADER_BYTES + start * width)?;
+        decode(&stored[..ids.len() * width as usize], width, ids);
+        decode(&stored[width as usize..], width, targets);
         Ok(())
     }
 
@@ -234,15 +229,12 @@ impl Shard {
         if block_idx >= self.sections.token_blocks {
             0
         } else if self.header.token_bytes == 2 {
-            bytes
-                .as_chunks::<2>()
-                .0
-                .iter()
-                .map(|pair| u64::from(u16::from_le_bytes(*pair)))
-                .max()
-                .unwrap_or(0)
+            // In as few bits as they have, so that vectors hold many.
+            let tokens = bytes.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair));
+            u64::from(tokens.fold(0, u16::max))
         } else {
-            bytes.as_chunks::<4>().0.iter().map(|four| u64::from(le_u32(four))).max().unwrap_or(0)
+            let tokens = bytes.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four));
+            u64::from(tokens.fold(0, u32::max))
         }
     }
 

@@ -89,15 +89,24 @@ impl ShardWriter {
         while !rest.is_empty() {
             let room = (BLOCK_BYTES as usize - self.block.len()) / width;
             let (now, later) = rest.split_at(room.min(rest.len()));
-            if let Some(&token) = now.iter().find(|&&token| u64::from(token) >= self.header.vocab_size) {
-                let reason = format!("token {token} is outside the vocabulary of {}", self.header.vocab_size);
+            // A maximum and a loop over places that are there already are done in vectors, which a search and a push are not.
+            let largest = now.iter().copied().max().unwrap_or(0);
+            if u64::from(largest) >= self.header.vocab_size {
+                let reason =
+                    format!("token {largest} is outside the vocabulary of {}", self.header.vocab_size);
                 let offset = HEADER_BYTES + self.header.tokens * width as u64;
                 return Err(Error::BadShard { path: self.path.clone(), offset, reason });
             }
+            let start = self.block.len();
+            self.block.resize(start + now.len() * width, 0);
             if width == 2 {
-                self.block.extend(now.iter().flat_map(|&token| (token as u16).to_le_bytes()));
+                for (pair, &token) in self.block[start..].as_chunks_mut::<2>().0.iter_mut().zip(now) {
+                    *pair = (token as u16).to_le_bytes();
+                }
             } else {
-                self.block.extend(now.iter().flat_map(|token| token.to_le_bytes()));
+                for (four, &token) in self.block[start..].as_chunks_mut::<4>().0.iter_mut().zip(now) {
+                    *four = token.to_le_bytes();
+                }
             }
             self.header.tokens += now.len() as u64;
             if self.block.len() == BLOCK_BYTES as usize {

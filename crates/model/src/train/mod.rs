@@ -1,5 +1,6 @@
 //! Training: a step is `micro` (forward, backward, accumulate) run per micro-batch, then `update`.
 
+mod batch;
 mod inside;
 mod options;
 mod profile;
@@ -8,8 +9,9 @@ mod scale;
 mod schedule;
 mod trainer;
 
+pub use batch::Batch;
 pub use inside::PartNorms;
-pub use options::{Batch, Betas, Fault, GuardOptions, OptimizerOptions, ParameterGroup, TrainOptions};
+pub use options::{Betas, Fault, GuardOptions, OptimizerOptions, ParameterGroup, TrainOptions};
 pub use profile::{KernelTime, StepParts, StepProfile};
 pub use report::{Alarm, GuardState, StepReport};
 pub use scale::LossScale;

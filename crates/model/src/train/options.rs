@@ -1,6 +1,6 @@
 //! What a training run is made of, apart from the model and the data.
 
-use ironmill_compute::{Adam, DType, Guard, IGNORED, LossShape, Sgd};
+use ironmill_compute::{Adam, DType, Guard, LossShape, Sgd};
 use ironmill_graph::{Layout, Muon, MuonMatrix, Optimiser, Parameter, Passes, Precision};
 
 use super::schedule::Schedule;
@@ -207,12 +207,12 @@ impl TrainOptions {
     }
 
     /// Gives samples the weights of the faults that are asked for; without any, all stay 1.
-    pub(super) fn inject_faults(&self, batch: &mut Batch) {
+    pub(super) fn inject_faults(&self, samples: &[u32], weights: &mut [f32]) {
         if self.faults.is_empty() {
             return;
         }
-        let length = batch.ids.len() / batch.samples.len().max(1);
-        for (weights, sample) in batch.weights.chunks_exact_mut(length.max(1)).zip(&batch.samples) {
+        let length = weights.len() / samples.len().max(1);
+        for (weights, sample) in weights.chunks_exact_mut(length.max(1)).zip(samples) {
             let fault = self.faults.iter().find(|fault| fault.sample == *sample);
             weights.fill(fault.map_or(1.0, |fault| fault.factor));
         }
@@ -296,54 +296,6 @@ impl TrainOptions {
             return Err(Error::Setting { key, value, reason });
         }
         Ok(())
-    }
-}
-
-/// The samples of one step.
-#[derive(Clone, Debug)]
-pub struct Batch {
-    /// Token ids, `rows × length`.
-    pub ids: Vec<u32>,
-    /// What follows each token; [`IGNORED`] is not counted.
-    pub targets: Vec<u32>,
-    /// The weight of each target's loss.
-    pub weights: Vec<f32>,
-    /// The position of each token in its document.
-    pub positions: Vec<u32>,
-    /// Where in its row each token's document begins.
-    pub borders: Vec<u32>,
-    /// The global index of each sample.
-    pub samples: Vec<u32>,
-}
-
-impl Batch {
-    /// Room for a step's samples of one document each.
-    pub fn new(rows: usize, length: usize) -> Self {
-        let tokens = rows * length;
-        Batch {
-            ids: vec![0; tokens],
-            targets: vec![0; tokens],
-            weights: vec![1.0; tokens],
-            positions: (0..rows).flat_map(|_| 0..length as u32).collect(),
-            borders: vec![0; tokens],
-            samples: vec![0; rows],
-        }
-    }
-
-    /// Makes room for samples of another length, within what was once allocated.
-    pub(super) fn resize(&mut self, length: usize) {
-        let tokens = self.samples.len() * length;
-        for numbers in [&mut self.ids, &mut self.targets, &mut self.positions, &mut self.borders] {
-            numbers.resize(tokens, 0);
-        }
-        self.weights.resize(tokens, 1.0);
-    }
-
-    /// How many targets count in the mean: those that are not ignored and weigh something.
-    pub fn counted(&self) -> usize {
-        // A sum of 32 bits over the whole step, which the compiler can do in vectors.
-        let counts = |(&target, &weight): (&u32, &f32)| u32::from(target != IGNORED && weight > 0.0);
-        self.targets.iter().zip(&self.weights).map(counts).sum::<u32>() as usize
     }
 }
 

@@ -1,6 +1,7 @@
 //! The trainer: one step at a time, nothing allocated after the first.
 
 use std::{
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,15 +12,16 @@ use std::{
 use ironmill_compute::{
     DType, Device, GUARD_STATISTICS, HostData, Kernel, ReadId, TensorType, Verdict, philox,
 };
-use ironmill_data::{BatchMut, Loader};
+use ironmill_data::Loader;
 use ironmill_graph::{
     Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, Update,
     dry_run, push_refresh, update_program,
 };
 
 use super::{
+    batch::{Batch, BatchView},
     inside::Inside,
-    options::{Batch, TrainOptions},
+    options::TrainOptions,
     report::{GuardState, StepReport},
     scale::LossScale,
     schedule::{Decay, Plateau},
@@ -66,7 +68,9 @@ pub struct Trainer {
     update_inputs: UpdateInputs,
     /// What the host reads of an update: the norm, and what the guard says.
     told: [Tensor; 2],
-    batch: Batch,
+    /// The samples of the step that was last given, and the weights of their targets.
+    batch: ironmill_data::Batch,
+    weights: Vec<f32>,
     dropout_key: [u32; 2],
     step: u64,
     /// The global index of the next sample: where the data stands.
@@ -187,7 +191,8 @@ impl Trainer {
         }
         Ok(Trainer {
             dropout_key: philox::key(options.seed, philox::Purpose::Dropout),
-            batch: Batch::new(options.rows, options.longest()),
+            batch: ironmill_data::Batch::new(options.rows, options.longest()),
+            weights: vec![1.0; options.rows * options.longest()],
             engine,
             state,
             micros,
@@ -306,22 +311,21 @@ impl Trainer {
 
     fn enqueue_next(&mut self, loader: &Loader, run: &mut Run<'_>) -> Result<Queued> {
         let began = Instant::now();
-        let mut batch = std::mem::replace(&mut self.batch, Batch::new(0, 0));
-        let filled = self.fill(loader, &mut batch);
+        self.fill(loader)?;
         let waited = began.elapsed();
-        let outcome = filled.and_then(|()| {
-            self.options.inject_faults(&mut batch);
-            self.enqueue(&batch, run)
-        });
-        self.batch = batch;
+        self.options.inject_faults(&self.batch.samples, &mut self.weights);
+        // Both are lent to the step, and are back before anything else is done with the trainer.
+        let (batch, weights) = (mem::take(&mut self.batch), mem::take(&mut self.weights));
+        let outcome = self.enqueue(BatchView::of_loader(&batch, &weights), run);
+        (self.batch, self.weights) = (batch, weights);
         outcome.map(|queued| Queued { began, waited, ..queued })
     }
 
-    fn fill(&self, loader: &Loader, batch: &mut Batch) -> Result<()> {
-        let length = loader.length(self.samples);
-        batch.resize(length);
-        let Batch { ids, targets, positions, borders, samples, .. } = batch;
-        loader.fill(self.samples, BatchMut { ids, targets, positions, borders, samples })?;
+    fn fill(&mut self, loader: &Loader) -> Result<()> {
+        let batch = &mut self.batch;
+        loader.fill(self.samples, batch)?;
+        let length = batch.length();
+        self.weights.resize(batch.ids.len(), 1.0);
         let vocab_size = self.engine.model.config().vocab_size;
         let rows = batch.ids.chunks_exact_mut(length).zip(batch.targets.chunks_exact_mut(length));
         for ((ids, targets), &sample) in rows.zip(&batch.samples) {
@@ -334,12 +338,12 @@ impl Trainer {
     ///
     /// The loss is the mean over the counted targets of the whole step, however it is cut into micro-batches.
     pub fn step_on(&mut self, batch: &Batch) -> Result<StepReport> {
-        let queued = self.enqueue(batch, &mut run)?;
+        let queued = self.enqueue(batch.view(), &mut run)?;
         self.complete(queued)
     }
 
     /// Gives the device the work of a step.
-    fn enqueue(&mut self, batch: &Batch, run: &mut Run<'_>) -> Result<Queued> {
+    fn enqueue(&mut self, batch: BatchView<'_>, run: &mut Run<'_>) -> Result<Queued> {
         let began = Instant::now();
         self.engine.unshow()?;
         let counted = batch.counted();
@@ -376,7 +380,7 @@ impl Trainer {
             runtime.write(program, inputs.batch.ids, HostData::U32(&batch.ids[tokens.clone()]))?;
             runtime.write(program, inputs.batch.targets, HostData::U32(&batch.targets[tokens.clone()]))?;
             let [positions, borders] =
-                [&batch.positions, &batch.borders].map(|numbers| &numbers[tokens.clone()]);
+                [batch.positions, batch.borders].map(|numbers| &numbers[tokens.clone()]);
             if is_new(&mut sent.positions, positions) {
                 runtime.write(program, inputs.batch.positions, HostData::U32(positions))?;
             }
