@@ -65,8 +65,10 @@ Examples:
     /// Filling batches: stored tokens a second by every sampler, and what a step waits for a batch
     #[command(after_help = "\
 All blocks are read and checked once before anything is measured. The rate is of tokens as they are stored, two or four bytes
-each, while nobody computes; the wait is that of a step which sleeps for --step-ms. crates/data/tests/allocations.rs counts what
-a batch allocates: nothing. Without a folder the built-in stories are prepared, byte by byte.
+each, while who asks for batches does nothing but read their ids and targets. What memory allows is that every stored token is
+read and every number of a batch written once, at the rate at which it is copied. The wait is that of a step which sleeps for
+--step-ms. crates/data/tests/allocations.rs counts what a batch allocates: nothing. Without a folder the built-in stories are
+prepared, byte by byte.
 
 Examples:
   ironmill bench loader
