@@ -4,7 +4,8 @@ mod cases;
 
 use cases::{Case, Data, PRODUCTS, all, compare, indices, largest, random, reals, run};
 use ironmill_compute::{
-    Cpu, DType, Device, Error, Kernel, Op, Reference, Result, TensorType, cpu::InstructionSet,
+    Attention, Cpu, DType, Device, Error, Kernel, Mask, Op, Reference, Result, TensorType,
+    cpu::InstructionSet,
 };
 
 fn cpu(threads: usize, set: InstructionSet) -> Option<Cpu> {
@@ -136,6 +137,38 @@ fn what_is_not_a_number_stays_so_through_every_activation() {
                 let results = run(&mut *device, &case).unwrap();
                 let is_seen = results.iter().any(|result| result[0].is_nan() && result[1].is_finite());
                 assert!(is_seen, "{}, operand {place} on {}: {results:?}", op.name(), device.name());
+            }
+        }
+    }
+}
+
+/// Documents that share a sample, and positions that are still to come, are nothing to a query, whatever they hold.
+#[test]
+fn a_query_is_not_touched_by_values_that_it_does_not_see() {
+    let (t, d, broken) = (37, 16, 21);
+    let mask = Mask::Causal;
+    for (set, products) in InstructionSet::ALL.into_iter().flat_map(|set| PRODUCTS.map(|of| (set, of))) {
+        let Some(mut cpu) = cpu(2, set) else { continue };
+        let (heads, kv_heads, cached, borders, window) = (1, 1, false, true, 0);
+        let of = Attention { heads, kv_heads, mask, cached, borders, window, products };
+        let mut attention = |value: f32| {
+            let documents = (0..t as u32).map(|t| if t < 19 { 0 } else { 19 }).collect();
+            let v = random(&[1, t, d], 3);
+            let Data::Real(mut numbers) = v.data else { panic!("numbers") };
+            numbers[broken * d + 5] = value;
+            let v = reals(&[1, t, d], numbers);
+            let inputs = vec![random(&[1, t, d], 1), random(&[1, t, d], 2), v, indices(&[1, t], documents)];
+            let outputs = vec![random(&[1, t, d], 4), random(&[1, 1, t], 5)];
+            let case = Case { kernel: Kernel::Op(Op::Attention(of)), inputs, outputs, terms: t };
+            run(&mut cpu, &case).unwrap().remove(0)
+        };
+        let expected = attention(0.0);
+        for value in [f32::NAN, f32::INFINITY] {
+            for (place, (actual, expected)) in attention(value).into_iter().zip(&expected).enumerate() {
+                let (query, column) = (place / d, place % d);
+                let sees = query >= broken && column == 5;
+                let is_near = (actual - expected).abs() < 0.02;
+                assert_eq!(!sees, is_near, "{set}, {products}, query {query}, column {column}: {actual}");
             }
         }
     }

@@ -65,6 +65,18 @@ struct Machine {
     copy_bytes_per_s: f64,
 }
 
+/// How much of a step's time the machine needs at its limits, and how much is left to win, in seconds.
+struct Left {
+    limit: f64,
+    left: f64,
+}
+
+impl Left {
+    fn columns(&self) -> String {
+        format!("  limit {:>9.3} ms, left {:>9.3} ms", 1e3 * self.limit, 1e3 * self.left)
+    }
+}
+
 impl Machine {
     fn of_processor(limits: &Limits, settings: Settings) -> Machine {
         Machine {
@@ -84,11 +96,24 @@ impl Machine {
         }
     }
 
-    /// The time that work would take at the machine's limits, as a share of the time that it took. Small operands stay in
-    /// caches, so that memory-bound work may come out above 1.
+    /// The seconds that work would take at the machine's limits: operations at its peak or bytes at its copy, whichever is longer.
+    fn limit(&self, kernel: &KernelTime) -> f64 {
+        (kernel.work.flops / self.flops_per_s).max(kernel.work.bytes / self.copy_bytes_per_s)
+    }
+
+    /// That as a share of the time that it took. Small operands stay in caches, so that memory-bound work may come out above 1.
     fn roofline(&self, kernel: &KernelTime) -> f64 {
-        let least = (kernel.work.flops / self.flops_per_s).max(kernel.work.bytes / self.copy_bytes_per_s);
-        least / kernel.time.as_secs_f64().max(1e-9)
+        self.limit(kernel) / kernel.time.as_secs_f64().max(1e-9)
+    }
+
+    /// The limits of some kernels together, and what the slower of them could still win. Work that nobody counted has no limit, and
+    /// nothing is said to be left of it.
+    fn left<'a>(&self, kernels: impl Iterator<Item = &'a KernelTime>) -> Left {
+        let counted = kernels.filter(|kernel| kernel.work.bytes > 0.0);
+        counted.fold(Left { limit: 0.0, left: 0.0 }, |sum, kernel| Left {
+            limit: sum.limit + self.limit(kernel),
+            left: sum.left + (kernel.time.as_secs_f64() - self.limit(kernel)).max(0.0),
+        })
     }
 }
 
@@ -326,7 +351,10 @@ impl Measured {
         }
         let total = self.profile.report.elapsed.as_secs_f64();
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "stages      of one step, by wall time");
+        let _ = writeln!(
+            text,
+            "stages      of one step, by wall time; at the machine's limits, and what is left to win"
+        );
         let mut line = |indent: &str, name: &str, seconds: f64, rest: &str| {
             let (ms, share) = (1e3 * seconds, 100.0 * seconds / total.max(1e-9));
             let line = format!(
@@ -336,17 +364,18 @@ impl Measured {
             let _ = writeln!(text, "{}", line.trim_end());
         };
         for (stage, time) in self.profile.stages() {
-            line("  ", stage.name(), time.as_secs_f64(), "");
-            let kernels = self.profile.kernels.iter().filter(|kernel| kernel.stage == stage);
-            for kernel in kernels.filter(|_| self.plan.kernels) {
-                let mut rest = format!("  × {:<4}", kernel.calls);
+            let kernels = || self.profile.kernels.iter().filter(|kernel| kernel.stage == stage);
+            line("  ", stage.name(), time.as_secs_f64(), &self.machine.left(kernels()).columns());
+            for kernel in kernels().filter(|_| self.plan.kernels) {
+                let left = self.machine.left(std::iter::once(kernel));
+                let mut rest = format!("{}  × {:<4}", left.columns(), kernel.calls);
                 if kernel.work.bytes > 0.0 {
                     rest += &format!("{:>4.0} % of roofline", 100.0 * self.machine.roofline(kernel));
                 }
                 line("    ", kernel.kernel, kernel.time.as_secs_f64(), &rest);
             }
         }
-        line("  ", "step", total, "");
+        line("  ", "step", total, &self.machine.left(self.profile.kernels.iter()).columns());
         text
     }
 
@@ -359,7 +388,15 @@ impl Measured {
             .iter()
             .map(|(stage, time)| {
                 let seconds = time.as_secs_f64();
-                json!({"stage": stage.name(), "seconds": seconds, "share": seconds / total.max(1e-9)})
+                let kernels = self.profile.kernels.iter().filter(|kernel| kernel.stage == *stage);
+                let Left { limit, left } = self.machine.left(kernels);
+                json!({
+                    "stage": stage.name(),
+                    "seconds": seconds,
+                    "share": seconds / total.max(1e-9),
+                    "limit_s": limit,
+                    "left_s": left,
+                })
             })
             .collect();
         let kernels: Vec<Value> = self

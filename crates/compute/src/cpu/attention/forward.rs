@@ -86,41 +86,60 @@ fn attend(
         let (row, start) = sizes.place_of(places, b);
         let borders = sizes.borders_of(borders, b);
         let keys = sizes.visible_to(start, out.row_range(), borders);
-        let k = sizes.head(k, Part::Keys, (row, kv_head), keys.clone());
-        let v = sizes.head(v, Part::Values, (row, kv_head), keys.clone());
-        let (k, scratch) = Packed::new(simd, attention.products, k.transposed(), scratch);
-        let (v, scratch) = Packed::new(simd, attention.products, v, scratch);
+        let packed_keys = sizes.head(k, Part::Keys, (row, kv_head), keys.clone()).transposed();
+        let (packed_keys, scratch) = Packed::new(simd, attention.products, packed_keys, scratch);
+        let packed_values = sizes.head(v, Part::Values, (row, kv_head), keys.clone());
+        let (packed_values, scratch) = Packed::new(simd, attention.products, packed_values, scratch);
 
         let panel = Packed::rows(simd, attention.products);
         for first in (0..out.rows()).step_by(panel) {
             let count = panel.min(out.rows() - first);
-            let rows = out.row + first..out.row + first + count;
-            let seen = sizes.visible_to(start, rows.clone(), borders);
-            let seen = k.aligned(seen.start - keys.start)..seen.end - keys.start;
+            let queries = out.row + first..out.row + first + count;
+            let seen = sizes.visible_to(start, queries.clone(), borders);
+            let seen = packed_keys.aligned(seen.start - keys.start)..seen.end - keys.start;
             let (scores, scratch) = scratch.split_at_mut(count * seen.len());
-            let q = sizes.head(q, Part::Queries, (b, h), rows.clone());
+            let q = sizes.head(q, Part::Queries, (b, h), queries.clone());
             let to = &mut Tile::new(scores, count, seen.len());
-            k.multiply(q, 0, seen.clone(), to, false, scratch);
+            packed_keys.multiply(q, 0, seen.clone(), to, false, scratch);
 
             // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
             let mut sums = [0.0; 8];
-            for (row, scores) in scores.chunks_exact_mut(seen.len()).enumerate() {
-                let visible = sizes.visible(start, rows.start + row, borders);
+            for (query, scores) in scores.chunks_exact_mut(seen.len()).enumerate() {
+                let visible = sizes.visible(start, queries.start + query, borders);
                 let visible = visible.start - keys.start - seen.start..visible.end - keys.start - seen.start;
                 let (max, sum) =
                     vector::softmax_numerators(simd, &mut scores[visible.clone()], sizes.scale());
                 scores[..visible.start].fill(0.0);
                 scores[visible.end..].fill(0.0);
-                sums[row] = sum;
-                log_sum_exp.row_mut(0)[first + row] = max + sum.ln();
+                sums[query] = sum;
+                log_sum_exp.row_mut(0)[first + query] = max + sum.ln();
             }
 
-            let scores = Matrix::new(scores, count, seen.len());
             let to = &mut out.part(first..first + count, 0..head_dim);
-            v.multiply(scores, seen.start, 0..head_dim, to, false, scratch);
-            for (row, sum) in sums.iter().enumerate().take(count) {
-                vector::scale(simd, 1.0 / sum, out.row_mut(first + row));
+            let numerators = Matrix::new(scores, count, seen.len());
+            packed_values.multiply(numerators, seen.start, 0..head_dim, to, false, scratch);
+            // What a query does not see counts 0 times, and 0 times what is not finite is no number. The same values were summed
+            // for all queries of the panel, so the first tells; then each is summed over what it sees alone.
+            if count > 1 && !is_finite(to.row_mut(0)) {
+                for (query, scores) in scores.chunks_exact(seen.len()).enumerate() {
+                    let to = to.row_mut(query);
+                    to.fill(0.0);
+                    for key in sizes.visible(start, queries.start + query, borders) {
+                        let value = sizes.head_row(v, Part::Values, (row, kv_head), key);
+                        let numerator = scores[key - keys.start - seen.start];
+                        to.iter_mut().zip(value).for_each(|(to, value)| *to += numerator * value);
+                    }
+                }
+            }
+            for (query, sum) in sums.iter().enumerate().take(count) {
+                vector::scale(simd, 1.0 / sum, to.row_mut(query));
             }
         }
     });
+}
+
+/// Whether all numbers are finite. Without a way out of the loop, so that it takes few instructions for many numbers.
+fn is_finite(numbers: &[f32]) -> bool {
+    let magnitude = |x: &f32| x.to_bits() & 0x7FFF_FFFF;
+    numbers.iter().fold(0, |largest, x| magnitude(x).max(largest)) < f32::INFINITY.to_bits()
 }

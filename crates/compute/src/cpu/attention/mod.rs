@@ -121,13 +121,19 @@ impl Sizes {
     }
 
     /// Some rows of one head of the queries, keys or values.
-    fn head<'a>(
-        &self,
-        data: &'a [f32],
-        part: Part,
-        (b, h): (usize, usize),
-        rows: Range<usize>,
-    ) -> Matrix<'a> {
+    fn head<'a>(&self, data: &'a [f32], part: Part, head: (usize, usize), rows: Range<usize>) -> Matrix<'a> {
+        let (start, stride) = self.place_of_head(part, head, rows.start);
+        Matrix::strided(&data[start..], rows.len(), self.head_dim, stride)
+    }
+
+    /// One row of them.
+    fn head_row<'a>(&self, data: &'a [f32], part: Part, head: (usize, usize), row: usize) -> &'a [f32] {
+        let (start, _) = self.place_of_head(part, head, row);
+        &data[start..][..self.head_dim]
+    }
+
+    /// Where a row of a head begins, and how far the next one is.
+    fn place_of_head(&self, part: Part, (b, h): (usize, usize), row: usize) -> (usize, usize) {
         let Attention { heads, kv_heads, .. } = self.attention;
         let (first, own) = match part {
             Part::Queries => (0, heads),
@@ -140,8 +146,7 @@ impl Sizes {
             (false, Part::Queries) => (0, self.query_stride),
             (false, _) => (0, own * self.head_dim),
         };
-        let start = (b * length + rows.start) * stride + (first + h) * self.head_dim;
-        Matrix::strided(&data[start..], rows.len(), self.head_dim, stride)
+        ((b * length + row) * stride + (first + h) * self.head_dim, stride)
     }
 
     /// Some rows of one head of the output or of its gradient.

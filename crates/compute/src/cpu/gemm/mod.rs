@@ -29,7 +29,7 @@ use std::ops::Range;
 
 use micro::{Family, Form, LINE_STEPS, Panels, Target, Upcoming};
 use pack::{Lines, pack, pack_adjacent_rows};
-use stream::{STRIP, Stream, Strip};
+use stream::{Order, STRIP, Stream, Strip};
 
 use super::{
     Context, Needs,
@@ -469,13 +469,15 @@ fn stream_strip(
     assert!((columns.len() - 1) * lines.line_stride + steps <= lines.data.len(), "the lines exist");
     assert!(columns.len() <= STRIP, "the tile is a strip");
     let bias = bias.filter(|_| block.start == 0).map(|bias| &bias[columns.clone()]);
+    let order = Order::of(family.units(b.rows), lines.line_stride);
     let strip = Strip {
         steps,
         a: packed_a.as_ptr(),
         lines: lines.data.as_ptr(),
         stride: lines.line_stride,
         count: columns.len(),
-        ahead: b.data.as_ptr().wrapping_add(b.place(block.start, next)),
+        ahead: b.data.as_ptr().wrapping_add(b.place(0, next) + order.place(family.units(block.start))),
+        order,
     };
     // SAFETY: `stream` belongs to an instruction set that a `Simd` proves. The assertions keep the packed rows and the lines
     // inside their slices; the columns lie inside the tile, whose elements are this thread's own, and the bias has a

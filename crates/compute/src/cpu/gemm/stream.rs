@@ -2,8 +2,8 @@
 //!
 //! Sixteen lines at a time are read where they lie, sixteen units of each; a transposition in registers turns them into the
 //! vectors that the inner loops of packed panels multiply. So every element is the same chain of additions as theirs, bit for
-//! bit, and nothing is written on the way. What the next sixteen lines hold at the same place is asked for meanwhile: the
-//! processor foresees fewer streams than there are lines.
+//! bit, and nothing is written on the way. The next sixteen lines are asked for meanwhile, because the processor foresees fewer
+//! streams than there are lines: in the order of memory where they follow each other, else at the same place of each.
 
 use super::{Matrix, cut, micro::Family, micro::Panels, micro::Target, micro::Upcoming};
 use crate::{
@@ -32,6 +32,27 @@ pub(super) struct Strip {
     pub count: usize,
     /// The first unit of what is read next, as many lines at the same stride. Any address will do.
     pub ahead: *const f32,
+    /// In which order that is asked for.
+    pub order: Order,
+}
+
+/// Units from one cache line that is asked for to the next, of the sixteen that a block asks for, and from block to block.
+#[derive(Clone, Copy)]
+pub(super) struct Order {
+    line: usize,
+    step: usize,
+}
+
+impl Order {
+    /// The order for lines of so many units at a stride.
+    pub fn of(length: usize, stride: usize) -> Self {
+        if length == stride { Order { line: 16, step: 16 } } else { Order { line: stride, step: 1 } }
+    }
+
+    /// Where a block asks for its first cache line, from the first unit on.
+    pub fn place(&self, step: usize) -> usize {
+        step * self.step
+    }
 }
 
 /// Few rows, packed, to be multiplied on the calling thread with matrices that lie where they are.
@@ -66,17 +87,19 @@ impl FewRows {
         assert!(b.column_stride == 1 && b.columns * self.rows <= a.len(), "the rows are packed");
         assert!((c.rows(), c.columns()) == (self.rows, b.rows), "the matrices fit each other");
         assert!(b.rows == 0 || (b.rows - 1) * b.row_stride + b.columns <= b.data.len(), "B lies inside");
-        let (stride, base) = (c.stride(), c.as_mut_ptr());
+        let (c_stride, base) = (c.stride(), c.as_mut_ptr());
         for lines in cut(0..b.rows, STRIP) {
             let from = b.data.as_ptr().wrapping_add(lines.start * b.row_stride);
             let ahead = from.wrapping_add(STRIP * b.row_stride);
-            let (steps, count) = (b.columns, lines.len());
-            let strip = Strip { steps, a: a.as_ptr(), lines: from, stride: b.row_stride, count, ahead };
+            let (steps, count, stride) = (b.columns, lines.len(), b.row_stride);
+            let order = Order::of(steps, stride);
+            let strip = Strip { steps, a: a.as_ptr(), lines: from, stride, count, ahead, order };
             // SAFETY: `stream` belongs to an instruction set that a `Simd` proves. The assertions keep the packed rows, the lines
             // of the strip and the columns of the tile, which is this thread's own, inside their slices.
             unsafe {
                 let c = base.add(lines.start);
-                stream(strip, Target { c, stride, columns: count, bias: std::ptr::null(), add: false });
+                let bias = std::ptr::null();
+                stream(strip, Target { c, stride: c_stride, columns: count, bias, add: false });
             }
         }
     }
@@ -193,34 +216,44 @@ pub(super) mod x86 {
             /// bias is null or has as many elements.
             #[target_feature(enable = $features)]
             unsafe fn $name<const R: usize>(strip: Strip, to: Target) {
-                let Strip { steps, a, lines, stride, count, ahead } = strip;
+                let Strip { steps, a, lines, stride, count, ahead, order } = strip;
                 let mut sums = [_mm512_setzero_ps(); R];
-                for step in (0..steps).step_by(16) {
+                let ask_ahead = |step: usize| {
+                    let ahead = ahead.wrapping_add(order.place(step));
+                    for line in 0..STRIP {
+                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * order.line).cast());
+                    }
+                };
+                // Whole blocks apart, because questions after every step would fill the processor's view of what is to come.
+                let whole = if count == STRIP { steps / 16 * 16 } else { 0 };
+                for step in (0..whole).step_by(16) {
+                    ask_ahead(step);
+                    // SAFETY: whole vectors of all sixteen lines exist, by the caller's promise.
+                    let columns = transposed(std::array::from_fn(|line| unsafe {
+                        _mm512_loadu_ps(lines.add(line * stride + step))
+                    }));
+                    for (k, column) in columns.into_iter().enumerate() {
+                        for (row, sum) in sums.iter_mut().enumerate() {
+                            // SAFETY: the step is below `steps`, whose groups `a` holds by the caller's promise.
+                            let broadcast = unsafe { _mm512_set1_ps(*a.add((step + k) * R + row)) };
+                            *sum = $add_product(*sum, broadcast, column);
+                        }
+                    }
+                }
+                for step in (whole..steps).step_by(16) {
+                    ask_ahead(step);
                     let left = (steps - step).min(16);
                     let mask = ((1u32 << left) - 1) as __mmask16;
-                    for line in 0..STRIP {
-                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * stride + step).cast());
-                    }
-                    let line = |line: usize| {
+                    let columns = transposed(std::array::from_fn(|line| {
                         let exists = if line < count { mask } else { 0 };
                         // SAFETY: the mask keeps the load to lines and units that exist, by the caller's promise.
                         unsafe { _mm512_maskz_loadu_ps(exists, lines.wrapping_add(line * stride + step)) }
-                    };
-                    let columns = if left == 16 && count == STRIP {
-                        // SAFETY: whole vectors of all sixteen lines exist, by the caller's promise.
-                        transposed(std::array::from_fn(|line| unsafe {
-                            _mm512_loadu_ps(lines.add(line * stride + step))
-                        }))
-                    } else {
-                        transposed(std::array::from_fn(line))
-                    };
-                    for (k, column) in columns.into_iter().enumerate() {
-                        if k < left {
-                            for (row, sum) in sums.iter_mut().enumerate() {
-                                // SAFETY: the step is below `steps`, whose groups `a` holds by the caller's promise.
-                                let broadcast = unsafe { _mm512_set1_ps(*a.add((step + k) * R + row)) };
-                                *sum = $add_product(*sum, broadcast, column);
-                            }
+                    }));
+                    for (k, column) in columns.into_iter().enumerate().take(left) {
+                        for (row, sum) in sums.iter_mut().enumerate() {
+                            // SAFETY: the step is below `steps`, whose groups `a` holds by the caller's promise.
+                            let broadcast = unsafe { _mm512_set1_ps(*a.add((step + k) * R + row)) };
+                            *sum = $add_product(*sum, broadcast, column);
                         }
                     }
                 }
