@@ -116,11 +116,21 @@ pub trait Device: Send {
     /// Checks launches against memory and makes them ready to run, in this order.
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId>;
 
+    /// The same where nobody looks at anything but state afterwards, so that a device may leave other values out.
+    fn bind_for_state(&mut self, launches: &[Launch]) -> Result<SequenceId> {
+        self.bind(launches)
+    }
+
     /// Forgets a bound sequence.
     fn unbind(&mut self, sequence: SequenceId);
 
     /// Runs a bound sequence to its end. Allocates nothing.
     fn run(&mut self, sequence: SequenceId) -> Result<()>;
+
+    /// Runs a bound sequence so many times, one after the other.
+    fn run_times(&mut self, sequence: SequenceId, times: usize) -> Result<()> {
+        (0..times).try_for_each(|_| self.run(sequence))
+    }
 
     /// Does the same and says how long each launch took, from the end of the one before. `times` has a place for each.
     fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()>;

@@ -197,6 +197,12 @@ impl Runtime {
         Ok(self.device.run(sequence)?)
     }
 
+    /// Runs a program so many times, one after the other.
+    pub fn run_times(&mut self, program: ProgramId, times: usize) -> Result<()> {
+        let sequence = self.program(program).sequence;
+        Ok(self.device.run_times(sequence, times)?)
+    }
+
     /// Runs a program to its end and says how long each launch took, and what it had to do at least.
     pub fn profile(&mut self, program: ProgramId) -> Result<Vec<LaunchTime>> {
         let Program { graph, sequence, .. } = self.program(program);
@@ -325,9 +331,9 @@ impl Runtime {
         self.arena_bytes = bytes;
         for index in 0..self.programs.len() {
             let Some(Program { graph, plan, inputs, sequence }) = &self.programs[index] else { continue };
-            let launches = self.launch_list(graph, plan, *inputs);
+            let (launches, is_kept) = (self.launch_list(graph, plan, *inputs), !graph.kept.is_empty());
             self.device.unbind(*sequence);
-            let sequence = self.device.bind(&launches)?;
+            let sequence = self.bind_launches(&launches, is_kept)?;
             if let Some(program) = &mut self.programs[index] {
                 program.sequence = sequence;
             }
@@ -337,7 +343,12 @@ impl Runtime {
 
     fn bind(&mut self, graph: &Graph, plan: &Plan, inputs: Option<BufferId>) -> Result<SequenceId> {
         let launches = self.launch_list(graph, plan, inputs);
-        Ok(self.device.bind(&launches)?)
+        self.bind_launches(&launches, !graph.kept.is_empty())
+    }
+
+    /// `is_kept` where values of the program are read after it has run.
+    fn bind_launches(&mut self, launches: &[Launch], is_kept: bool) -> Result<SequenceId> {
+        Ok(if is_kept { self.device.bind(launches)? } else { self.device.bind_for_state(launches)? })
     }
 
     fn launch_list(&self, graph: &Graph, plan: &Plan, inputs: Option<BufferId>) -> Vec<Launch> {

@@ -26,7 +26,7 @@ const MOST_SINGLE_HEAD: usize = 256;
 /// Queries whose ranges are summed up together: `RANGE_BLOCK` in `attention.cuh`.
 const RANGE_BLOCK: usize = 64;
 /// The window of an attention that has none: more than any position, and small enough to be added to one.
-const NO_WINDOW: usize = 0x1fff_ffff;
+pub(super) const NO_WINDOW: usize = 0x1fff_ffff;
 /// Query heads that one block of `attention_decode` reads keys for at most, and how many elements they may have.
 const MOST_DECODE_GROUP: usize = 8;
 const MOST_DECODE_ELEMENTS: usize = 1024;

@@ -81,8 +81,8 @@ impl Grid {
 
 /// One thing to put on the stream.
 pub(super) enum Call {
-    /// A kernel of ours.
-    Kernel { function: Function, grid: Grid, arguments: Arguments },
+    /// A kernel of ours; `together` where its blocks wait for each other, so that all of them must run at once.
+    Kernel { function: Function, grid: Grid, arguments: Arguments, together: bool },
     /// A product of the library.
     Product(ProductPlan),
     /// An attention of the library, one run for every piece of the batch.
@@ -95,7 +95,12 @@ impl Call {
     /// Puts it on a stream.
     pub fn issue(&self, driver: &Driver, blas: &Blas, stream: usize) -> Result<()> {
         match self {
-            Call::Kernel { function, grid, arguments } => driver.launch(*function, grid, arguments, stream),
+            Call::Kernel { function, grid, arguments, together: false } => {
+                driver.launch(*function, grid, arguments, stream)
+            }
+            Call::Kernel { function, grid, arguments, together: true } => {
+                driver.launch_together(*function, grid, arguments, stream)
+            }
             Call::Product(plan) => blas.run(plan, stream),
             Call::Attention(attention) => attention.run(),
             Call::Clear { at, bytes } => driver.clear(*at, *bytes, stream),
@@ -127,7 +132,7 @@ pub(super) struct Builder<'a> {
 }
 
 enum Pending {
-    Kernel { function: Function, grid: Grid, maps: Vec<TensorMap>, arguments: Vec<Arg> },
+    Kernel { function: Function, grid: Grid, maps: Vec<TensorMap>, arguments: Vec<Arg>, together: bool },
     Product(Prepared),
     Attention(cudnn::Prepared),
     Clear { at: Arg, bytes: usize },
@@ -224,7 +229,24 @@ impl<'a> Builder<'a> {
     ) -> Result<()> {
         let function = self.machine.modules.function(source, name, real, defines, grid.shared_bytes)?;
         let (maps, arguments) = (std::mem::take(&mut self.maps), arguments.to_vec());
-        self.pending.push(Pending::Kernel { function, grid, maps, arguments });
+        self.pending.push(Pending::Kernel { function, grid, maps, arguments, together: false });
+        Ok(())
+    }
+
+    /// The same for a kernel whose blocks wait for each other. Its grid is one that the card runs at once.
+    pub fn kernel_together(
+        &mut self,
+        source: Source,
+        name: &'static str,
+        real: DType,
+        defines: &[(&'static str, usize)],
+        grid: Grid,
+        arguments: &[Arg],
+    ) -> Result<()> {
+        self.kernel(source, name, real, defines, grid, arguments)?;
+        if let Some(Pending::Kernel { together, .. }) = self.pending.last_mut() {
+            *together = true;
+        }
         Ok(())
     }
 
@@ -271,9 +293,9 @@ impl<'a> Builder<'a> {
         let mut calls = Vec::with_capacity(self.pending.len());
         for pending in self.pending {
             calls.push(match pending {
-                Pending::Kernel { function, grid, maps, arguments } => {
+                Pending::Kernel { function, grid, maps, arguments, together } => {
                     let words = arguments.into_iter().map(place).collect();
-                    Call::Kernel { function, grid, arguments: Arguments { maps, words } }
+                    Call::Kernel { function, grid, arguments: Arguments { maps, words }, together }
                 }
                 Pending::Product(prepared) => Call::Product(blas.plan(prepared, &place, stream)?),
                 Pending::Attention(prepared) => Call::Attention(prepared.placed(&place)?),

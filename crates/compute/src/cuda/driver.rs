@@ -68,6 +68,10 @@ symbols! {
             function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
             shared: c_uint, stream: usize, arguments: *mut *mut c_void, extra: *mut *mut c_void,
         );
+        cuLaunchCooperativeKernel(
+            function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+            shared: c_uint, stream: usize, arguments: *mut *mut c_void,
+        );
         cuTensorMapEncodeTiled(
             map: *mut c_void, element: c_int, rank: c_uint, address: u64, sizes: *const u64, strides: *const u64,
             box_sizes: *const c_uint, element_strides: *const c_uint, interleave: c_int, swizzle: c_int,
@@ -131,6 +135,21 @@ pub(super) struct Arguments {
     pub maps: Vec<TensorMap>,
     /// Every other argument fills eight bytes, of which the driver reads as many as the kernel declares.
     pub words: Vec<u64>,
+}
+
+impl Arguments {
+    /// Where the driver finds them.
+    fn places(&self, kernel: &'static str) -> [*mut c_void; MAX_ARGUMENTS] {
+        let mut places = [ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
+        let Arguments { maps, words } = self;
+        assert!(maps.len() + words.len() <= MAX_ARGUMENTS, "{kernel} has too many arguments");
+        let addresses = maps.iter().map(|map| ptr::from_ref(map).cast::<c_void>());
+        let addresses = addresses.chain(words.iter().map(|word| ptr::from_ref(word).cast()));
+        for (place, address) in places.iter_mut().zip(addresses) {
+            *place = address.cast_mut();
+        }
+        places
+    }
 }
 
 /// The driver, opened.
@@ -514,15 +533,36 @@ impl Driver {
         arguments: &Arguments,
         stream: usize,
     ) -> Result<()> {
-        let mut places = [ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
-        let Arguments { maps, words } = arguments;
-        assert!(maps.len() + words.len() <= MAX_ARGUMENTS, "{} has too many arguments", function.name);
-        let addresses = maps.iter().map(|map| ptr::from_ref(map).cast::<c_void>());
-        let addresses = addresses.chain(words.iter().map(|word| ptr::from_ref(word).cast()));
-        for (place, address) in places.iter_mut().zip(addresses) {
-            *place = address.cast_mut();
-        }
-        self.launch_places(function, grid, &mut places, stream)
+        self.launch_places(function, grid, &mut arguments.places(function.name), stream)
+    }
+
+    /// Puts a kernel on a stream whose blocks wait for each other: the driver begins all of them or none.
+    pub fn launch_together(
+        &self,
+        function: Function,
+        grid: &super::call::Grid,
+        arguments: &Arguments,
+        stream: usize,
+    ) -> Result<()> {
+        let [x, y, z] = grid.blocks;
+        let (threads, shared) = (grid.threads, grid.shared_bytes);
+        let mut places = arguments.places(function.name);
+        // SAFETY: as for `launch_places`.
+        let status = unsafe {
+            (self.api.cuLaunchCooperativeKernel)(
+                function.handle,
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                shared,
+                stream,
+                places.as_mut_ptr(),
+            )
+        };
+        self.check("cuLaunchCooperativeKernel", status).map_err(|error| in_kernel(error, function.name))
     }
 
     fn launch_places(

@@ -19,6 +19,7 @@ mod nvrtc;
 mod quantise;
 mod rows;
 mod staging;
+mod step;
 mod symbols;
 
 pub use library::Needed;
@@ -274,6 +275,8 @@ struct Sequence {
     ends: Vec<usize>,
     buffers: Vec<BufferId>,
     graph: usize,
+    /// The same of [`REPEATS`] runs, or 0 until they are first wanted.
+    many: usize,
     scratch: Option<(u64, usize)>,
     constants: Option<(u64, usize)>,
     /// For the room that a run of it waits for.
@@ -283,7 +286,9 @@ struct Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
-        self.driver.destroy_graph(self.graph);
+        for graph in [self.graph, self.many].into_iter().filter(|&graph| graph != 0) {
+            self.driver.destroy_graph(graph);
+        }
         for (address, _) in [self.scratch, self.constants].into_iter().flatten() {
             self.driver.free(address);
         }
@@ -440,7 +445,28 @@ impl Cuda {
         self.check_fault()
     }
 
-    fn build(&mut self, launches: &[Launch]) -> Result<Sequence> {
+    /// Checks launches and makes them ready. Where `for_state` alone, nobody looks at values afterwards.
+    fn make_ready(&mut self, launches: &[Launch], for_state: bool) -> Result<SequenceId> {
+        self.driver.make_current(self.context)?;
+        for launch in launches {
+            check::check(launch, DEVICE, Stored { numbers: &STORED, weights: None })?;
+            check::disjoint(launch)?;
+            for view in launch.inputs.iter().chain(&launch.outputs) {
+                self.buffer(launch.kernel.name(), view)?;
+            }
+        }
+        self.staging.get_mut().deliver()?;
+        let _alone = one_at_a_time();
+        let outcome = self.build(launches, for_state);
+        self.blas.end_timing();
+        let mut sequence = outcome?;
+        sequence.graph = self.capture(&sequence, 1)?;
+        self.keep_choices();
+        self.sequences.push(Some(sequence));
+        Ok(SequenceId(self.sequences.len() - 1))
+    }
+
+    fn build(&mut self, launches: &[Launch], for_state: bool) -> Result<Sequence> {
         let buffers = std::mem::take(&mut self.buffers);
         let address = |id: BufferId| buffers[id.0].as_ref().map_or(0, |buffer| buffer.address);
         let machine = Machine {
@@ -453,7 +479,7 @@ impl Cuda {
             stream: self.stream,
         };
         let mut builder = Builder::new(machine, &address);
-        let outcome = fill(&mut builder, launches);
+        let outcome = fill(&mut builder, launches, for_state);
         let (scratch_bytes, constants) = (builder.scratch_bytes(), builder.constants().to_vec());
         let finished = outcome.and_then(|ends| {
             let take = |bytes: usize| -> Result<Option<(u64, usize)>> {
@@ -480,6 +506,7 @@ impl Cuda {
             ends,
             buffers: named,
             graph: 0,
+            many: 0,
             scratch,
             constants: constant_memory,
             patience: Patience::default(),
@@ -487,9 +514,11 @@ impl Cuda {
         })
     }
 
-    fn capture(&self, sequence: &Sequence) -> Result<usize> {
+    /// A graph of so many runs of a sequence.
+    fn capture(&self, sequence: &Sequence, runs: usize) -> Result<usize> {
         self.driver.begin_capture(self.stream)?;
-        let issued = sequence.calls.iter().try_for_each(|call| self.issue(call));
+        let mut calls = (0..runs).flat_map(|_| &sequence.calls);
+        let issued = calls.try_for_each(|call| self.issue(call));
         let graph = self.driver.end_capture(self.stream);
         issued.and(graph)
     }
@@ -513,6 +542,8 @@ struct InFlight {
     runs: VecDeque<(Milestone, usize)>,
 }
 
+/// Runs of a sequence that one graph holds, where many are wanted: between graphs the card pauses for some microseconds.
+const REPEATS: usize = 8;
 /// How many runs the card may be given ahead: enough to keep it busy.
 const MOST_RUNS: usize = 4;
 /// How many calls of more than two runs may be on the way: the driver spins while it waits for room for more.
@@ -540,10 +571,14 @@ impl InFlight {
     }
 }
 
-/// Adds the calls of all launches and gives, for every launch, the end of its calls.
-fn fill(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Vec<usize>> {
+/// Adds the calls of all launches and gives, for every launch, the end of its calls. Where nobody looks at values afterwards, one
+/// call may stand for many launches.
+fn fill(builder: &mut Builder<'_>, launches: &[Launch], for_state: bool) -> Result<Vec<usize>> {
     let mut ends = Vec::with_capacity(launches.len());
-    for Launch { kernel, inputs, outputs } in launches {
+    if for_state && let Some(stood_for) = step::add(builder, launches)? {
+        ends.resize(stood_for, builder.len());
+    }
+    for Launch { kernel, inputs, outputs } in &launches[ends.len()..] {
         builder.begin_launch();
         let is_there = rows::add(builder, kernel, inputs, outputs)?
             || linear::add(builder, kernel, inputs, outputs)?
@@ -681,23 +716,11 @@ impl Device for Cuda {
     }
 
     fn bind(&mut self, launches: &[Launch]) -> Result<SequenceId> {
-        self.driver.make_current(self.context)?;
-        for launch in launches {
-            check::check(launch, DEVICE, Stored { numbers: &STORED, weights: None })?;
-            check::disjoint(launch)?;
-            for view in launch.inputs.iter().chain(&launch.outputs) {
-                self.buffer(launch.kernel.name(), view)?;
-            }
-        }
-        self.staging.get_mut().deliver()?;
-        let _alone = one_at_a_time();
-        let outcome = self.build(launches);
-        self.blas.end_timing();
-        let mut sequence = outcome?;
-        sequence.graph = self.capture(&sequence)?;
-        self.keep_choices();
-        self.sequences.push(Some(sequence));
-        Ok(SequenceId(self.sequences.len() - 1))
+        self.make_ready(launches, false)
+    }
+
+    fn bind_for_state(&mut self, launches: &[Launch]) -> Result<SequenceId> {
+        self.make_ready(launches, true)
     }
 
     fn unbind(&mut self, sequence: SequenceId) {
@@ -710,13 +733,31 @@ impl Device for Cuda {
     }
 
     fn run(&mut self, sequence: SequenceId) -> Result<()> {
+        self.run_times(sequence, 1)
+    }
+
+    fn run_times(&mut self, sequence: SequenceId, times: usize) -> Result<()> {
         self.driver.make_current(self.context)?;
+        if times >= REPEATS && self.sequence(sequence)?.many == 0 {
+            let _alone = one_at_a_time();
+            let many = self.capture(self.sequence(sequence)?, REPEATS)?;
+            if let Some(Some(bound)) = self.sequences.get_mut(sequence.0) {
+                bound.many = many;
+            }
+        }
         let bound = self.sequences.get_mut(sequence.0).and_then(Option::as_mut).ok_or_else(unbound)?;
         let staging = self.staging.get_mut();
-        self.in_flight.wait_for_room(bound.calls.len(), staging, &mut bound.patience)?;
-        staging.deliver()?;
-        self.driver.launch_graph(bound.graph, self.stream)?;
-        self.in_flight.add(bound.calls.len(), staging)
+        let mut left = times;
+        while left > 0 {
+            let (graph, runs) = if left >= REPEATS { (bound.many, REPEATS) } else { (bound.graph, 1) };
+            let calls = runs * bound.calls.len();
+            self.in_flight.wait_for_room(calls, staging, &mut bound.patience)?;
+            staging.deliver()?;
+            self.driver.launch_graph(graph, self.stream)?;
+            self.in_flight.add(calls, staging)?;
+            left -= runs;
+        }
+        Ok(())
     }
 
     fn run_timed(&mut self, sequence: SequenceId, times: &mut [Duration]) -> Result<()> {

@@ -30,10 +30,14 @@ pub(super) enum Source {
     Quantise,
     Attention,
     AttentionDecode,
+    DecodeStep,
     AttentionF32,
     AttentionHopper,
     Transfer,
 }
+
+/// The first cards whose copy engine moves rows by itself.
+const HOPPER: usize = 90;
 
 const HEADERS: [(&str, &str); 5] = [
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
@@ -44,7 +48,7 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 impl Source {
-    const ALL: [Source; 17] = [
+    const ALL: [Source; 18] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -59,6 +63,7 @@ impl Source {
         Source::Quantise,
         Source::Attention,
         Source::AttentionDecode,
+        Source::DecodeStep,
         Source::AttentionF32,
         Source::AttentionHopper,
         Source::Transfer,
@@ -77,6 +82,10 @@ impl Source {
             Source::AttentionDecode => {
                 [with(&[0, 1, 2], "HEAD", &[64, 128]), with(&[0], "HEAD", &[256])].concat()
             }
+            Source::DecodeStep => {
+                let single = with(&[0], "HEAD", &[64, 128]);
+                [single, with(&[1, 2], "TILES", &[1, 2])].concat()
+            }
             Source::Transfer => vec![vec![("REAL", 0)]],
             _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
         }
@@ -86,6 +95,7 @@ impl Source {
     fn oldest_capability(self) -> usize {
         match self {
             Source::Quantise => EIGHT_BIT_CAPABILITY,
+            Source::DecodeStep => HOPPER,
             _ => OLDEST_CAPABILITY,
         }
     }
@@ -106,6 +116,7 @@ impl Source {
             Source::FewRows => "few_rows.cu",
             Source::Attention => "attention.cu",
             Source::AttentionDecode => "attention_decode.cu",
+            Source::DecodeStep => "decode_step.cu",
             Source::AttentionF32 => "attention_f32.cu",
             Source::AttentionHopper => "attention_hopper.cu",
             Source::Transfer => "transfer.cu",
@@ -128,6 +139,7 @@ impl Source {
             Source::Quantise => include_str!("kernels/quantise.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
+            Source::DecodeStep => include_str!("kernels/decode_step.cu"),
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
             Source::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
             Source::Transfer => include_str!("kernels/transfer.cu"),

@@ -64,7 +64,7 @@ pub(crate) struct Pilot {
 }
 
 /// The most steps of a flight.
-pub(super) const MOST_AHEAD: usize = 32;
+pub(super) const MOST_AHEAD: usize = 64;
 
 /// The program that makes so many copies of rows.
 #[derive(Clone, Copy)]
@@ -234,9 +234,7 @@ impl Caches {
             runtime.write(flight.program, flight.limits, HostData::F32(&limits))?;
             flight.flown = 0;
         }
-        for _ in 0..steps {
-            runtime.run(flight.program)?;
-        }
+        runtime.run_times(flight.program, steps)?;
         let mut drawn = vec![0.0; rows * MOST_AHEAD];
         runtime.read_state(flight.states[4], 0..drawn.len(), &mut drawn)?;
         let first = flight.flown;

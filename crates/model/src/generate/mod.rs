@@ -412,7 +412,7 @@ impl<E: BorrowMut<Engine>> Generator<E> {
             let decoding: Vec<usize> =
                 (0..self.rows.len()).filter(|&index| self.rows[index].sample.is_some()).collect();
             return match self.flight_steps(&decoding) {
-                steps if steps > 1 => self.fly(&decoding, steps),
+                steps if steps > 0 && self.ahead > 1 => self.fly(&decoding, steps),
                 _ => self.run(&decoding, 1),
             };
         }

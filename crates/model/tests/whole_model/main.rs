@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where by panicking")]
 
 mod card;
+mod decode;
 mod generation;
 mod generator;
 mod golden;

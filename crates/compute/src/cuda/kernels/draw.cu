@@ -4,12 +4,18 @@
 // above one key, and the first so many ids with that very key. The key is found bit by bit, from counts or from weights, which
 // are whole numbers, so that their sums do not depend on any order. The draw itself goes through the ids in order: sums of
 // segments of 32 first, then the lanes of one.
+//
+// Under top-k few ids are left to look at. The k-th of the segments' greatest keys is at most the k-th of all keys, so every id that
+// may be drawn is among those of at least that key, in the segments whose greatest is; they are gathered in order and all else happens
+// among them, unless they are too many.
 #include "prelude.cuh"
 
 constexpr u32 THREADS = 1024, WARPS = THREADS / 32;
 // Bits of a key below this one say nothing: bf16 leaves them empty.
 constexpr int LOWEST_BIT = REAL == 1 ? 16 : 0;
 constexpr u32 EMPTY_BITS = (1u << LOWEST_BIT) - 1;
+// Ids that are looked at one by one: a thread has one.
+constexpr u32 MOST_FEW = 512;
 
 __device__ __forceinline__ u32 key_of(float x) {
     const u32 bits = __float_as_uint(x);
@@ -69,6 +75,133 @@ __device__ __forceinline__ u32 threshold(u64 goal, u64* shared, Amount amount) {
     return key;
 }
 
+// The sum over the block, given to every thread, with one wait: calls take turns with two lists of a place per warp.
+struct Counter {
+    u32 (*places)[WARPS];
+    u32 turn;
+    __device__ __forceinline__ u32 total(u32 x) {
+        turn ^= 1;
+        const u32 sum = __reduce_add_sync(0xffffffffu, x);
+        if (threadIdx.x % 32 == 0) places[turn][threadIdx.x / 32] = sum;
+        __syncthreads();
+        return __reduce_add_sync(0xffffffffu, places[turn][threadIdx.x % 32]);
+    }
+    __device__ __forceinline__ u32 most(u32 x) {
+        turn ^= 1;
+        const u32 own = __reduce_max_sync(0xffffffffu, x);
+        if (threadIdx.x % 32 == 0) places[turn][threadIdx.x / 32] = own;
+        __syncthreads();
+        return __reduce_max_sync(0xffffffffu, places[turn][threadIdx.x % 32]);
+    }
+};
+
+// Ids that may be drawn, in their order, and their keys.
+struct Few {
+    u32 ids[MOST_FEW], keys[MOST_FEW];
+    u32 least, ties;
+};
+
+constexpr u32 NOBODY = 0xffffffffu, TOO_MANY = 0xfffffffeu;
+
+// Draws under top-k; TOO_MANY where too many ids have to be looked at, NOBODY where rounding leaves none. `greatest` are the segments'
+// greatest keys, `counts` has a place for each.
+__device__ __forceinline__ u32 draw_of_few(const real* from, u32 vocabulary, u32 segments, const u32* greatest, u32* counts, Few& few,
+                                           Counter& counter, u64* shared, u32* chosen, u32 top_k, float top_p, float min_p,
+                                           const Weight& weight, u64 bits) {
+    const u32 lane = threadIdx.x % 32;
+    u32 lower = 0;
+    for (int bit = 31; bit >= LOWEST_BIT; bit--) {
+        const u32 trial = lower | 1u << bit;
+        u32 own = 0;
+        for (u32 segment = threadIdx.x; segment < segments; segment += THREADS) own += greatest[segment] >= trial;
+        if (counter.total(own) >= top_k) lower = trial;
+    }
+    for (u32 segment = threadIdx.x / 32; segment < segments; segment += WARPS) {
+        u32 count = 0;
+        if (greatest[segment] >= lower) {
+            const u32 i = segment * 32 + lane;
+            count = __popc(__ballot_sync(0xffffffffu, i < vocabulary && key_of(to_float(from[i])) >= lower));
+        }
+        if (lane == 0) counts[segment] = count;
+    }
+    __syncthreads();
+    const u32 per_thread = (segments + THREADS - 1) / THREADS, first = threadIdx.x * per_thread;
+    u32 own = 0;
+    for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) own += counts[segment];
+    const u32 size = counter.total(own);
+    if (size > MOST_FEW) return TOO_MANY;
+    u32 before = (u32)block_before(own, shared);
+    for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) {
+        const u32 count = counts[segment];
+        counts[segment] = before;
+        before += count;
+    }
+    __syncthreads();
+    for (u32 segment = threadIdx.x / 32; segment < segments; segment += WARPS) {
+        if (greatest[segment] < lower) continue;
+        const u32 i = segment * 32 + lane, key = i < vocabulary ? key_of(to_float(from[i])) : 0;
+        const bool is_in = i < vocabulary && key >= lower;
+        const u32 all = __ballot_sync(0xffffffffu, is_in);
+        if (is_in) {
+            const u32 place = counts[segment] + __popc(all & ((1u << lane) - 1));
+            few.ids[place] = i;
+            few.keys[place] = key;
+        }
+    }
+    __syncthreads();
+
+    const bool is_there = threadIdx.x < size;
+    const u32 key = is_there ? few.keys[threadIdx.x] : 0;
+    const u64 whole = is_there ? weight.whole(of_key(key)) : 0;
+    // How many have a greater key, and how many the same, before this one and in all.
+    u32 greater = 0, same = 0, rank = 0;
+    if (is_there) {
+        for (u32 other = 0; other < size; other++) {
+            const u32 its = few.keys[other];
+            greater += its > key;
+            same += its == key;
+            rank += its == key && other < threadIdx.x;
+        }
+        if (greater < top_k && greater + same >= top_k) {
+            few.least = key;
+            few.ties = top_k - greater;
+        }
+    }
+    __syncthreads();
+    u32 least = few.least, ties = few.ties;
+    if (top_p > 0.0f && top_p < 1.0f) {
+        const u64 total = block_total(key > least ? whole : 0, shared) + ties * weight.whole(of_key(least));
+        u64 goal = (u64)((double)top_p * (double)total);
+        goal = goal > 0 ? goal : 1;
+        u64 above = 0;
+        if (is_there) {
+            for (u32 other = 0; other < size; other++) {
+                const u32 its = few.keys[other];
+                if (its > key) above += weight.whole(of_key(its));
+            }
+        }
+        // The least key of those that reach the goal together is the greatest that reaches it with all that are not below.
+        const u32 least_p = counter.most(is_there && above + same * whole >= goal ? key : 0);
+        if (is_there && key == least_p) {
+            const u32 wanted = whole == 0 ? vocabulary : (u32)((goal - above + whole - 1) / whole);
+            few.ties = least_p == least && ties < wanted ? ties : wanted;
+        }
+        __syncthreads();
+        least = least_p > least ? least_p : least;
+        ties = few.ties;
+    }
+    const bool stays = is_there && (key > least || (key == least && rank < ties)) && weight.of(of_key(key)) >= min_p;
+    const u64 mass = stays ? whole : 0;
+    const u64 total = block_total(mass, shared);
+    const u64 passed = block_before(mass, shared);
+    const u64 goal = (u64)((double)bits / 9007199254740992.0 * (double)total);
+    if (threadIdx.x == 0) *chosen = NOBODY;
+    __syncthreads();
+    if (mass > 0 && goal >= passed && goal < passed + mass) *chosen = few.ids[threadIdx.x];
+    __syncthreads();
+    return *chosen;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 draw(const real* __restrict__ logits, const float* __restrict__ limits, const u32* __restrict__ keys, u32* ids,
      u32* positions, u32* places, u32* lengths, u32* drawn, u32 vocabulary, u32 kept, u32 context, u32 is_held) {
@@ -79,44 +212,68 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
     const u32 segments = (vocabulary + 31) / 32;
     u64* masses = reinterpret_cast<u64*>(memory);
     u32* equals = reinterpret_cast<u32*>(masses + segments);
-    // The row in shared memory, where it fits.
+    // The row in shared memory, where it fits, and the greatest key of every segment.
+    __shared__ u32 turns[2][WARPS];
+    __shared__ Few few;
+    Counter counter = {turns, 0};
     const real* from = logits + (u64)row * vocabulary;
-    if (is_held) {
-        real* held = reinterpret_cast<real*>(equals + (segments + 3) / 4 * 4);
-        for (u32 i = threadIdx.x; i < vocabulary; i += THREADS) held[i] = from[i];
-        from = held;
-        __syncthreads();
+    real* held = reinterpret_cast<real*>(equals + (segments + 3) / 4 * 4);
+    u32* greatest = reinterpret_cast<u32*>(masses);
+    constexpr int AHEAD = 16;
+    u32 highest = 0;
+    for (u32 first = threadIdx.x / 32; first < segments; first += WARPS * AHEAD) {
+        real x[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            const u32 i = (first + a * WARPS) * 32 + lane;
+            if (i < vocabulary) x[a] = from[i];
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            const u32 segment = first + a * WARPS, i = segment * 32 + lane;
+            if (segment >= segments) break;
+            if (is_held && i < vocabulary) held[i] = x[a];
+            const u32 most = __reduce_max_sync(0xffffffffu, i < vocabulary ? key_of(to_float(x[a])) : 0);
+            highest = most > highest ? most : highest;
+            if (lane == 0) greatest[segment] = most;
+        }
     }
+    if (is_held) from = held;
     const float temperature = limits[3 * row], top_p = limits[3 * row + 1], min_p = limits[3 * row + 2];
     const u32 top_k = keys[4 * row + 3];
 
     // The likeliest token, and of several the first.
-    u64 best = 0;
-    for (u32 i = threadIdx.x; i < vocabulary; i += THREADS) {
-        const u64 own = (u64)key_of(to_float(from[i])) << 32 | (0xffffffffu - i);
-        best = own > best ? own : best;
+    highest = counter.most(highest);
+    u32 first_of_highest = 0;
+    for (u32 segment = threadIdx.x; segment < segments; segment += THREADS) {
+        // The first segment has the greatest number from the end.
+        if (greatest[segment] == highest && segments - segment > first_of_highest) first_of_highest = segments - segment;
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        const u64 other = __shfl_xor_sync(0xffffffffu, best, distance);
-        best = other > best ? other : best;
+    const u32 segment_of_highest = segments - counter.most(first_of_highest);
+    if (threadIdx.x < 32) {
+        const u32 i = segment_of_highest * 32 + lane;
+        const u32 those = __ballot_sync(0xffffffffu, i < vocabulary && key_of(to_float(from[i])) == highest);
+        if (lane == 0) chosen = segment_of_highest * 32 + (u32)__ffs(those) - 1;
     }
-    if (lane == 0) shared[threadIdx.x / 32] = best;
     __syncthreads();
-    best = shared[lane];
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        const u64 other = __shfl_xor_sync(0xffffffffu, best, distance);
-        best = other > best ? other : best;
-    }
-    const u32 likeliest = 0xffffffffu - (u32)best;
-    if (threadIdx.x == 0) chosen = likeliest;
-    __syncthreads();
+    const u32 likeliest = chosen;
+    const uint4 random = philox(keys[4 * row], keys[4 * row + 1], make_uint4(lengths[2 * row], keys[4 * row + 2], 0, 0));
+    const u64 bits = ((u64)random.x << 32 | random.y) >> 11;
+    const Weight weight = {of_key(highest), temperature > 0.0f ? 1.0f / temperature : 0.0f};
+    const bool has_k = top_k > 0 && top_k < vocabulary, has_p = top_p > 0.0f && top_p < 1.0f;
 
-    if (temperature > 0.0f) {
-        const Weight weight = {of_key((u32)(best >> 32)), 1.0f / temperature};
+    u32 of_few = TOO_MANY;
+    if (temperature > 0.0f && has_k && top_k <= segments) {
+        of_few = draw_of_few(from, vocabulary, segments, greatest, equals, few, counter, shared, &chosen, top_k, top_p, min_p, weight, bits);
+        __syncthreads();
+    }
+    if (of_few != TOO_MANY) {
+        if (threadIdx.x == 0) chosen = of_few == NOBODY ? likeliest : of_few;
+        __syncthreads();
+    } else if (temperature > 0.0f) {
+        if (threadIdx.x == 0) chosen = likeliest;
+        __syncthreads();
         u32 least = 0, ties = vocabulary;
-        const bool has_k = top_k > 0 && top_k < vocabulary, has_p = top_p > 0.0f && top_p < 1.0f;
         if (has_k) {
             const auto count = [&](u32 key) {
                 u64 sum = 0;
@@ -187,9 +344,6 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
         for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) mine += masses[segment];
         const u64 total = block_total(mine, shared);
         u64 passed = block_before(mine, shared);
-        const uint4 words = philox(keys[4 * row], keys[4 * row + 1],
-                                   make_uint4(lengths[2 * row], keys[4 * row + 2], 0, 0));
-        const u64 bits = ((u64)words.x << 32 | words.y) >> 11;
         const u64 goal = (u64)((double)bits / 9007199254740992.0 * (double)total);
         __syncthreads();
         // The thread whose segments hold the goal names the one; its warp's lanes are gone through by the first warp.

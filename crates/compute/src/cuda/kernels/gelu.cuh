@@ -1,4 +1,4 @@
-// GELU in its tanh form, and its slope. Comes after prelude.cuh.
+// GELU in its tanh form and its slope, and SiLU's gate. Comes after prelude.cuh.
 
 // √(2/π) and the weight of the cube in GELU's tanh form.
 constexpr float GELU_SCALE = 0.7978845608028654f;
@@ -22,4 +22,9 @@ __device__ __forceinline__ float gelu_slope(float at) {
     const float sigmoid = divide_real(1.0f, 1.0f + decay);
     const float inner = GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
     return sigmoid * (1.0f + 2.0f * x * (decay * sigmoid) * inner);
+}
+
+__device__ __forceinline__ float silu_gate_of(float gate, float up) {
+    // The decay overflows to infinity where the quotient is zero.
+    return divide_real(gate, 1.0f + exp_real(-gate)) * up;
 }

@@ -96,11 +96,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               [](const float (&in)[2], float (&out)[1]) { out[0] = in[1] * 2.0f * positive(in[0]); });
 }
 
-__device__ __forceinline__ float silu_gate_of(float gate, float up) {
-    // The decay overflows to infinity where the quotient is zero.
-    return divide_real(gate, 1.0f + exp_real(-gate)) * up;
-}
-
 __device__ __forceinline__ void silu_gate_slopes(float gate, float up, float d_y, float& d_gate, float& d_up) {
     const float decay = exp_real(-gate);
     const float sigmoid = divide_real(1.0f, 1.0f + decay);

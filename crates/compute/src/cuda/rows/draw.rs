@@ -11,8 +11,8 @@ use crate::{draw::Draw, error::Result};
 
 /// Threads of a block: those of `draw.cu`.
 const THREADS: u32 = 1024;
-/// Shared memory that every card has for a block.
-const MOST_SHARED_BYTES: usize = 96 << 10;
+/// Shared memory that every card has for a block, less what the kernel declares itself.
+const MOST_SHARED_BYTES: usize = 90 << 10;
 /// The same of cards that have more, which is asked for only where a row fits.
 const LARGE_SHARED_BYTES: usize = 160 << 10;
 

@@ -1,0 +1,905 @@
+// One step of decoding, from ids to logits, in one kernel that stays: a block per multiprocessor goes through a table of
+// phases (norms, products, attentions over caches) and waits for all others only where a phase reads what another block wrote.
+//
+// Weights do not depend on what is computed, so every block has its share of the products ahead on the way into a ring of
+// stages in shared memory, across phases, and memory is busy while blocks wait for each other. Sums along K are cut by K alone: into
+// parts of at most PART_STEPS steps of 32, and each part over the warps of a block. Keys of a query are cut into CHAINS chains by
+// their place. So a row comes out the same beside any others.
+#include "attention.cuh"
+#include "gelu.cuh"
+#include "matrix.cuh"
+
+// Tiles of 16 rows: with more than two, registers do not suffice.
+#ifndef TILES
+#define TILES 1
+#endif
+// Stages of the ring of weights.
+#ifndef STAGES
+#define STAGES 4
+#endif
+// Fours of a row of a norm that a thread has at most.
+#ifndef FOURS
+#define FOURS 1
+#endif
+
+// Warps that compute, and beside them one that fetches weights. It brings its warpgroup, whose registers the others get.
+constexpr u32 WARPS = 8, THREADS = 32 * WARPS, ALL_THREADS = THREADS + 128;
+// Outputs of a product are dealt out in tiles of 8, of which a block multiplies up to GROUP at a time.
+constexpr u32 TILE = 8, GROUP = 3, COLUMNS = TILE * GROUP;
+// A step is 32 elements of K: 64 bytes. Rows of a stage lie so that lanes of two rows meet no bank twice.
+constexpr u32 PART_STEPS = 24, STAGE_ROW = 64 * PART_STEPS + 64, STAGE = COLUMNS * STAGE_ROW;
+constexpr u32 WARP_STEPS = PART_STEPS / WARPS;
+// Rows of the sums that warps leave for each other, and how many of them threads add up at a time.
+constexpr u32 SUM_ROW = 16 * TILES + 4, ROWS_AT_ONCE = THREADS / COLUMNS;
+constexpr u32 CHAINS = 8;
+// Rows of a product in f32.
+constexpr u32 MOST_SINGLE_ROWS = 4;
+
+enum Kind : u32 { PRODUCT, NORM, ATTENTION };
+// Waits for all blocks first.
+constexpr u32 WAITS = 1;
+// A product's rows: of a norm that the block makes itself; of a gate and what it gates, side by side.
+constexpr u32 OWN_NORM = 2, GATED = 4;
+// A product gives sums of parts of K apart, in f32, for a norm to add up; its result goes through GELU.
+constexpr u32 APART = 8, ACTIVATED = 16;
+// A norm takes the mean off.
+constexpr u32 CENTRED = 32;
+
+// All addresses with the highest bit set are offsets in the working memory; 0 is nothing.
+struct Norm {
+    // y = norm(a + b): rows, rows of a table by ids, or for b sums of parts of a product and its bias. The sum is kept.
+    u64 a, a_ids, b, b_ids, b_bias, gain, shift, sum, y;
+    u32 a_rows, b_rows, b_parts, columns;
+    float eps;
+    u32 unused;
+};
+struct Product {
+    u64 x, w, bias, out;
+    u32 outputs, depth, parts, unused;
+};
+struct Attention {
+    u64 qkv, places, k, v, out, positions, angles;
+    u32 keys, rows, heads, kv_heads, size, window, angle_rows, warps;
+    float scale;
+    u32 unused;
+};
+struct Phase {
+    u32 kind, flags, unused[2];
+    union {
+        struct { Product product; Norm norm; };
+        Attention attention;
+    };
+};
+
+struct Step {
+    const Phase* phases;
+    char* scratch;
+    // How many blocks have arrived, over all runs, and how many had when this one began.
+    u32* arrived;
+    u32* fault;
+    u32 count, rows;
+};
+
+template <typename T> __device__ __forceinline__ T* at(const Step& step, u64 address) {
+    constexpr u64 IN_SCRATCH = 1ull << 63;
+    return reinterpret_cast<T*>(address & IN_SCRATCH ? (u64)step.scratch + (address & ~IN_SCRATCH) : address);
+}
+
+// What other blocks wrote is read past the first cache.
+__device__ __forceinline__ uint4 load_shared_by_all(const void* from) {
+    uint4 x;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+    return x;
+}
+__device__ __forceinline__ uint2 load_pair_shared_by_all(const void* from) {
+    uint2 x;
+    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+    return x;
+}
+
+// Four neighbours as they are stored, and as numbers.
+#if REAL == 0
+typedef uint4 Four;
+__device__ __forceinline__ Four load_raw(const real* from) { return load_shared_by_all(from); }
+__device__ __forceinline__ void widen_four(Four raw, float (&to)[4]) { widen<float>(raw, to); }
+#else
+typedef uint2 Four;
+__device__ __forceinline__ Four load_raw(const real* from) { return load_pair_shared_by_all(from); }
+__device__ __forceinline__ void widen_four(Four raw, float (&to)[4]) {
+    widen_pair(raw.x, to, real());
+    widen_pair(raw.y, to + 2, real());
+}
+#endif
+__device__ __forceinline__ void store_four(real* to, const float (&from)[4]) {
+#if REAL == 0
+    *reinterpret_cast<uint4*>(to) = narrow<float>(from);
+#else
+    *reinterpret_cast<uint2*>(to) = make_uint2(narrow_pair(from[0], from[1], real()), narrow_pair(from[2], from[3], real()));
+#endif
+}
+__device__ __forceinline__ float rounded(float x) { return to_float(from_float<real>(x)); }
+
+// ---- Waiting -----------------------------------------------------------------------------------------------------
+
+// Warps that compute wait for each other.
+__device__ __forceinline__ void wait_for_warps(u32 barrier, u32 warps) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
+}
+__device__ __forceinline__ void wait_for_block() { asm volatile("bar.sync 15, 256;" ::: "memory"); }
+static_assert(THREADS == 256, "as many as the barrier says");
+
+struct Barrier {
+    u32* arrived;
+    u32 target;
+    // What the block wrote is there for all others. Until `end` it may do what does not depend on them.
+    __device__ __forceinline__ void begin(u32 flags) {
+        if (!(flags & WAITS)) return;
+        target += gridDim.x;
+        wait_for_block();
+        if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+    }
+    // What all others wrote is there for the block.
+    __device__ __forceinline__ void end(u32 flags) {
+        if (flags & WAITS && threadIdx.x == 0) {
+            u32 now;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
+            } while ((int)(now - target) < 0);
+        }
+        wait_for_block();
+    }
+};
+
+// ---- The ring of weights -----------------------------------------------------------------------------------------
+
+// The pieces of a product that this block multiplies, one after the other: some tiles and a part of K.
+struct Pieces {
+    u32 tiles, parts, job, end, part;
+    bool is_apart;
+    Pieces() = default;
+    __device__ __forceinline__ Pieces(const Product& product, u32 flags) {
+        tiles = (product.outputs + TILE - 1) / TILE;
+        parts = product.parts;
+        is_apart = flags & APART;
+        const u32 jobs = is_apart ? tiles * parts : tiles;
+        job = jobs * blockIdx.x / gridDim.x;
+        end = jobs * (blockIdx.x + 1) / gridDim.x;
+        part = 0;
+    }
+    __device__ __forceinline__ bool is_there() const { return job < end; }
+    __device__ __forceinline__ u32 tile() const { return is_apart ? job % tiles : job; }
+    __device__ __forceinline__ u32 part_of_depth() const { return is_apart ? job / tiles : part; }
+    __device__ __forceinline__ u32 count() const {
+        u32 left = end - job;
+        if (is_apart) left = min(left, tiles - job % tiles);
+        return min(left, GROUP);
+    }
+    __device__ __forceinline__ bool is_last_part() const { return is_apart || part + 1 == parts; }
+    __device__ __forceinline__ void advance() {
+        if (is_last_part()) {
+            job += count();
+            part = 0;
+        } else {
+            part += 1;
+        }
+    }
+};
+
+__device__ __forceinline__ u32 first_step(const Product& product, u32 part) {
+    const u32 steps = product.depth / 32 * part;
+    return product.parts == 1 ? steps : steps / product.parts;
+}
+
+__device__ __forceinline__ void begin_stage(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_row(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_for_stage(u32 barrier, u32 parity) {
+    u32 is_there;
+    do {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(is_there) : "r"(barrier), "r"(parity) : "memory");
+    } while (!is_there);
+}
+
+__device__ __forceinline__ void leave_stage(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// The last warp fetches weights into stages in the order in which the others will need them. `stages` have a barrier each that says that
+// weights are there, and one that says that all warps have left them.
+__device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 barriers) {
+    const u32 lane = threadIdx.x % 32;
+    u32 filled = 0;
+    for (u32 index = 0; index < step.count; index++) {
+        if (step.phases[index].kind != PRODUCT) continue;
+        const Product product = step.phases[index].product;
+        for (Pieces pieces(product, step.phases[index].flags); pieces.is_there(); pieces.advance()) {
+            const u32 stage = filled % STAGES, barrier = barriers + 8 * stage;
+            const u32 part = pieces.part_of_depth(), from = first_step(product, part), to = first_step(product, part + 1);
+            const u32 output = pieces.tile() * TILE, rows = min(pieces.count() * TILE, product.outputs - output);
+            const u32 bytes = (to - from) * 64;
+            if (filled >= STAGES) wait_for_stage(barrier + 8 * STAGES, filled / STAGES - 1 & 1);
+            if (lane == 0) begin_stage(barrier, rows * bytes);
+            __syncwarp();
+            if (lane < rows) {
+                const char* weights = reinterpret_cast<const char*>(product.w);
+                copy_row(stages + stage * STAGE + lane * STAGE_ROW,
+                         weights + ((u64)(output + lane) * product.depth + from * 32) * sizeof(u16), bytes, barrier);
+            }
+            filled += 1;
+        }
+    }
+}
+
+// ---- Norms -------------------------------------------------------------------------------------------------------
+
+// Where four neighbours of a row lie; nowhere for an id that there is not.
+__device__ __forceinline__ const real* place_in_row(const Step& step, u64 rows, u64 ids, u32 table_rows, u32 row, u32 columns,
+                                                    u32 column) {
+    u64 from = row;
+    if (ids) {
+        const u32 id = at<u32>(step, ids)[row];
+        from = id;
+        if (id >= table_rows) {
+            if (column == 0) report_fault(step.fault, id, table_rows);
+            return nullptr;
+        }
+    }
+    return at<const real>(step, rows) + from * columns + column;
+}
+__device__ __forceinline__ Four load_if_there(const real* from) { return from ? load_raw(from) : Four(); }
+
+// Two sums over the warps that compute, in their order, given to every thread. `places` has one per warp.
+__device__ __forceinline__ float2 sums_of_block(float2 x, float2* places) {
+    x.x = warp_sum(x.x);
+    x.y = warp_sum(x.y);
+    if (threadIdx.x % 32 == 0) places[threadIdx.x / 32] = x;
+    wait_for_block();
+    float2 sums = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (u32 warp = 0; warp < WARPS; warp++) {
+        sums.x += places[warp].x;
+        sums.y += places[warp].y;
+    }
+    return sums;
+}
+
+// What a norm needs that does not depend on the step.
+struct NormWeights {
+    Four gain[FOURS], shift[FOURS], bias[FOURS];
+    // One of all columns.
+    float share;
+    __device__ __forceinline__ void load(const Step& step, const Norm& norm) {
+        share = 1.0f / (float)norm.columns;
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) {
+            const u32 column = (i * THREADS + threadIdx.x) * 4;
+            if (column >= norm.columns) continue;
+            gain[i] = load_raw(at<const real>(step, norm.gain) + column);
+            if (norm.shift) shift[i] = load_raw(at<const real>(step, norm.shift) + column);
+            if (norm.b_bias) bias[i] = load_raw(at<const real>(step, norm.b_bias) + column);
+        }
+    }
+};
+
+// The norm of a row, by a whole block. The sum is kept if the block is the one that keeps it.
+__device__ __forceinline__ void make_norm(const Step& step, const Norm& norm, const NormWeights& weights, bool is_centred, u32 row,
+                                          real* y, bool keeps, float2* places) {
+    constexpr u32 PARTS_AT_ONCE = 4;
+    float x[FOURS][4];
+    const u32 columns = norm.columns;
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+        const u32 column = (i * THREADS + threadIdx.x) * 4;
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[i][e] = 0.0f;
+        if (column >= columns) continue;
+        const Four a = load_if_there(place_in_row(step, norm.a, norm.a_ids, norm.a_rows, row, columns, column));
+        if (norm.b) {
+            float b[4] = {};
+            if (norm.b_parts) {
+                const float* sums = at<const float>(step, norm.b) + (u64)row * columns + column;
+                const u64 stride = (u64)step.rows * columns;
+                for (u32 part = 0; part < norm.b_parts; part += PARTS_AT_ONCE) {
+                    uint4 raw[PARTS_AT_ONCE];
+#pragma unroll
+                    for (u32 i = 0; i < PARTS_AT_ONCE; i++) {
+                        if (part + i < norm.b_parts) raw[i] = load_shared_by_all(sums + (part + i) * stride);
+                    }
+#pragma unroll
+                    for (u32 i = 0; i < PARTS_AT_ONCE; i++) {
+                        float own[4];
+                        widen<float>(raw[i], own);
+                        if (part + i < norm.b_parts) {
+#pragma unroll
+                            for (int e = 0; e < 4; e++) b[e] += own[e];
+                        }
+                    }
+                }
+                float bias[4];
+                widen_four(weights.bias[i], bias);
+#pragma unroll
+                for (int e = 0; e < 4; e++) b[e] = rounded(norm.b_bias ? b[e] + bias[e] : b[e]);
+            } else {
+                widen_four(load_if_there(place_in_row(step, norm.b, norm.b_ids, norm.b_rows, row, columns, column)), b);
+            }
+            widen_four(a, x[i]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[i][e] = rounded(x[i][e] + b[e]);
+        } else {
+            widen_four(a, x[i]);
+        }
+        if (keeps && norm.sum) store_four(at<real>(step, norm.sum) + (u64)row * columns + column, x[i]);
+    }
+    // The sum of the numbers and that of their squares at once, with one wait.
+    float2 sums = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sums.x += x[i][e];
+            sums.y += x[i][e] * x[i][e];
+        }
+    }
+    sums = sums_of_block(sums, places);
+    const float mean = is_centred ? sums.x * weights.share : 0.0f;
+    const float rstd = rsqrtf(fmaxf(sums.y * weights.share - mean * mean, 0.0f) + norm.eps);
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+        const u32 column = (i * THREADS + threadIdx.x) * 4;
+        if (column >= columns) continue;
+        float gain[4];
+        widen_four(weights.gain[i], gain);
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[i][e] = (x[i][e] - mean) * rstd * gain[e];
+        if (norm.shift) {
+            float shift[4];
+            widen_four(weights.shift[i], shift);
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[i][e] += shift[e];
+        }
+        store_four(y + column, x[i]);
+    }
+}
+
+// ---- Products ----------------------------------------------------------------------------------------------------
+
+struct Memory {
+    // Rows that the block has the norms of; sums of warps, or of chains; two places for each warp, for rows to take turns.
+    real* own_rows;
+    float* sums;
+    float2* places;
+    u32 stages, barriers;
+};
+
+__device__ __forceinline__ float load_bias(const Step& step, const Product& product, u32 output) {
+    return product.bias && output < product.outputs ? to_float(at<const real>(step, product.bias)[output]) : 0.0f;
+}
+
+__device__ __forceinline__ void finish(const Step& step, const Product& product, u32 flags, u32 row, u32 output, float bias,
+                                       float sum) {
+    if (product.bias) sum += bias;
+    real stored = from_float<real>(sum);
+    if (flags & ACTIVATED) stored = from_float<real>(gelu_of(to_float(stored)));
+    at<real>(step, product.out)[(u64)row * product.outputs + output] = stored;
+}
+
+// A gate's value, sixteen bytes of both operands at a time.
+__device__ __forceinline__ uint4 gated(uint4 gate, uint4 up) {
+    float gates[WIDTH], values[WIDTH];
+    widen<real>(gate, gates);
+    widen<real>(up, values);
+#pragma unroll
+    for (int e = 0; e < WIDTH; e++) values[e] = silu_gate_of(gates[e], values[e]);
+    return narrow<real>(values);
+}
+
+#if REAL == 0
+
+// In f32 a warp has an output at a time, and nothing is fetched ahead.
+__device__ __forceinline__ void multiply_rows(const Step& step, const Product& product, u32 flags, const Memory& memory, const Pieces& pieces) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 end = min(pieces.end * TILE, product.outputs);
+    for (u32 output = pieces.job * TILE + warp; output < end; output += WARPS) {
+        const uint4* weights = reinterpret_cast<const uint4*>(at<const real>(step, product.w) + (u64)output * product.depth);
+        float sums[MOST_SINGLE_ROWS] = {};
+        const bool is_gated = flags & GATED, is_own = flags & OWN_NORM;
+        const u32 stride = is_gated ? 2 * product.depth : product.depth;
+#pragma unroll 2
+        for (u32 pack = lane; pack < product.depth / WIDTH; pack += 32) {
+            float own[WIDTH];
+            widen<real>(__ldg(weights + pack), own);
+#pragma unroll
+            for (u32 row = 0; row < MOST_SINGLE_ROWS; row++) {
+                if (row >= step.rows) break;
+                float other[WIDTH];
+                const real* from = (is_own ? memory.own_rows : at<const real>(step, product.x)) + row * stride + pack * WIDTH;
+                uint4 x = is_own ? *reinterpret_cast<const uint4*>(from) : load_shared_by_all(from);
+                if (is_gated) x = gated(x, load_shared_by_all(from + product.depth));
+                widen<real>(x, other);
+#pragma unroll
+                for (int e = 0; e < WIDTH; e++) sums[row] = fmaf(own[e], other[e], sums[row]);
+            }
+        }
+#pragma unroll
+        for (u32 row = 0; row < MOST_SINGLE_ROWS; row++) {
+            const float sum = warp_sum(sums[row]);
+            if (lane == 0 && row < step.rows) finish(step, product, flags, row, output, load_bias(step, product, output), sum);
+        }
+    }
+}
+
+#else
+
+__device__ __forceinline__ uint4 load_weights(u32 from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
+    return x;
+}
+
+// f(s, m, half, row, column) for the sixteen bytes of every step that a lane takes of rows.
+template <typename F> __device__ __forceinline__ void for_factors(u32 rows, u32 first, u32 count, F f) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int s = 0; s < WARP_STEPS; s++) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const u32 row = m * 16 + half * 8 + lane / 4;
+                if (s < count && row < rows) f(s, m, half, row, (first + s) * 32 + lane % 4 * 8);
+            }
+        }
+    }
+}
+
+typedef uint4 Factors[WARP_STEPS][TILES][2];
+
+// What a warp multiplies of all rows: `count` steps from the first.
+__device__ __forceinline__ void load_factors(const Step& step, const Product& product, u32 flags, const real* own_rows, u32 first,
+                                             u32 count, Factors& x) {
+#pragma unroll
+    for (int s = 0; s < WARP_STEPS; s++) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) x[s][m][0] = x[s][m][1] = make_uint4(0, 0, 0, 0);
+    }
+    // Blocks make norms themselves for few rows alone.
+    if (TILES == 1 && flags & OWN_NORM) {
+        for_factors(step.rows, first, count, [&](int s, int m, int half, u32 row, u32 column) {
+            x[s][m][half] = *reinterpret_cast<const uint4*>(own_rows + row * product.depth + column);
+        });
+        return;
+    }
+    const bool is_gated = flags & GATED;
+    const u32 stride = is_gated ? 2 * product.depth : product.depth;
+    const real* from = at<const real>(step, product.x);
+    for_factors(step.rows, first, count, [&](int s, int m, int half, u32 row, u32 column) {
+        x[s][m][half] = load_shared_by_all(from + row * stride + column);
+    });
+    if (!is_gated) return;
+    for_factors(step.rows, first, count, [&](int s, int m, int half, u32 row, u32 column) {
+        x[s][m][half] = gated(x[s][m][half], load_shared_by_all(from + row * stride + product.depth + column));
+    });
+}
+
+// Rows are the first factor of the matrix units, weights the second. A lane takes eight neighbours of K at a time of both; which
+// of them meet in which instruction is the same for both, and does not matter otherwise.
+__device__ __forceinline__ void multiply_rows(const Step& step, const Product& product, u32 flags, const Memory& memory, Pieces pieces,
+                                              float bias, u32& used) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 none = 0xffffffffu;
+    bool is_first = true;
+    u32 held = none, first = 0, count = 0;
+    Factors x;
+    float sums[GROUP][TILES][4];
+    for (; pieces.is_there(); pieces.advance()) {
+        const u32 part = pieces.part_of_depth(), tiles = pieces.count();
+        const u32 begin = first_step(product, part), steps = first_step(product, part + 1) - begin;
+        if (part != held) {
+            held = part;
+            first = steps * warp / WARPS;
+            count = steps * (warp + 1) / WARPS - first;
+            load_factors(step, product, flags, memory.own_rows, begin + first, count, x);
+        }
+        if (pieces.part == 0) {
+#pragma unroll
+            for (int t = 0; t < GROUP; t++) {
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) sums[t][m][e] = 0.0f;
+                }
+            }
+        }
+        const u32 stage = used % STAGES;
+        wait_for_stage(memory.barriers + 8 * stage, used / STAGES & 1);
+        const u32 weights = memory.stages + stage * STAGE + lane / 4 * STAGE_ROW + first * 64 + lane % 4 * 16;
+#pragma unroll
+        for (int s = 0; s < WARP_STEPS; s++) {
+            // What lies in the stage behind its weights is anything, and must not meet the sums of others.
+            const bool is_there = s < count;
+#pragma unroll
+            for (int t = 0; t < GROUP; t++) {
+                uint4 w = load_weights(weights + t * TILE * STAGE_ROW + s * 64);
+                if (!is_there) w = make_uint4(0, 0, 0, 0);
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    const uint4 low = x[s][m][0], high = x[s][m][1];
+                    const u32 even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
+                    multiply(sums[t][m], even, w.x, w.y);
+                    multiply(sums[t][m], odd, w.z, w.w);
+                }
+            }
+        }
+        __syncwarp();
+        if (lane == 0) leave_stage(memory.barriers + 8 * (STAGES + stage));
+        used += 1;
+        if (!pieces.is_last_part()) continue;
+        if (!is_first) {
+            // The sums of the piece before have been taken.
+            wait_for_block();
+            bias = load_bias(step, product, pieces.tile() * TILE + threadIdx.x % COLUMNS);
+        }
+        is_first = false;
+#pragma unroll
+        for (int t = 0; t < GROUP; t++) {
+            if (t >= tiles) break;
+            float* to = memory.sums + (warp * COLUMNS + t * TILE + lane % 4 * 2) * SUM_ROW;
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                const u32 row = m * 16 + lane / 4;
+                if (row < step.rows) {
+                    to[row] = sums[t][m][0];
+                    to[SUM_ROW + row] = sums[t][m][1];
+                }
+                if (row + 8 < step.rows) {
+                    to[row + 8] = sums[t][m][2];
+                    to[SUM_ROW + row + 8] = sums[t][m][3];
+                }
+            }
+        }
+        wait_for_block();
+        const u32 column = threadIdx.x % COLUMNS, output = pieces.tile() * TILE + column;
+        if (threadIdx.x >= ROWS_AT_ONCE * COLUMNS || column >= tiles * TILE || output >= product.outputs) continue;
+        for (u32 row = threadIdx.x / COLUMNS; row < step.rows; row += ROWS_AT_ONCE) {
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 other = 0; other < WARPS; other++) sum += memory.sums[(other * COLUMNS + column) * SUM_ROW + row];
+            if (flags & APART) {
+                at<float>(step, product.out)[((u64)part * step.rows + row) * product.outputs + output] = sum;
+            } else {
+                finish(step, product, flags, row, output, bias, sum);
+            }
+        }
+    }
+}
+
+#endif
+
+// ---- Attention ---------------------------------------------------------------------------------------------------
+
+constexpr int SHARE = 8, TEAM = HEAD / SHARE, TEAMS = 32 / TEAM;
+// Keys of a team that are on their way at a time.
+constexpr int FLIGHT = REAL == 0 ? 4 : 8;
+constexpr int SHARE_PACKS = SHARE / WIDTH;
+// A chain leaves its sums, its greatest score and its total.
+constexpr u32 CHAIN = HEAD + 2;
+
+struct Share { uint4 packs[SHARE_PACKS]; };
+
+__device__ __forceinline__ Share load_share(const real* from, bool is_there) {
+    Share share;
+#pragma unroll
+    for (int i = 0; i < SHARE_PACKS; i++) share.packs[i] = is_there ? load_shared_by_all(from + i * WIDTH) : make_uint4(0, 0, 0, 0);
+    return share;
+}
+__device__ __forceinline__ void widen_share(const Share& share, float (&to)[SHARE]) {
+#pragma unroll
+    for (int i = 0; i < SHARE_PACKS; i++) widen<real>(share.packs[i], to + i * WIDTH);
+}
+__device__ __forceinline__ Share narrow_share(const float (&from)[SHARE]) {
+    Share share;
+#pragma unroll
+    for (int i = 0; i < SHARE_PACKS; i++) share.packs[i] = narrow<real>(from + i * WIDTH);
+    return share;
+}
+
+// The lane's share of a head, turned by the angles of the row's position where there are any.
+__device__ __forceinline__ Share load_turned(const Step& step, const Attention& of, const real* head, u32 row, u32 column) {
+    Share share = load_share(head + column, column < of.size);
+    if (!of.angles || column >= of.size) return share;
+    const u32 half = of.size / 2, position = at<const u32>(step, of.positions)[row];
+    const bool is_first = column < half;
+    const Share other = load_share(head + (is_first ? column + half : column - half), true);
+    if (position >= of.angle_rows) report_fault(step.fault, position, of.angle_rows);
+    const float* angles = at<const float>(step, of.angles) + (u64)min(position, of.angle_rows - 1) * of.size + column % half;
+    float own[SHARE], partner[SHARE];
+    widen_share(share, own);
+    widen_share(other, partner);
+#pragma unroll
+    for (int e = 0; e < SHARE; e++) {
+        const float sine = angles[half + e];
+        own[e] = own[e] * angles[e] + (is_first ? -sine : sine) * partner[e];
+    }
+    return narrow_share(own);
+}
+
+// One of two, register by register.
+__device__ __forceinline__ Share chosen(bool is_first, const Share& first, const Share& second) {
+    Share share;
+#pragma unroll
+    for (int i = 0; i < SHARE_PACKS; i++) {
+        const uint4 a = first.packs[i], b = second.packs[i];
+        share.packs[i] = make_uint4(is_first ? a.x : b.x, is_first ? a.y : b.y, is_first ? a.z : b.z, is_first ? a.w : b.w);
+    }
+    return share;
+}
+
+__device__ __forceinline__ float shrink_to(float before, float now) {
+    return before == MINUS_INFINITY ? 0.0f : exp_real(before - now);
+}
+// Keys or values of a team that are on their way at a time.
+struct Flight {
+    Share shares[FLIGHT];
+    __device__ __forceinline__ void load(const real* from, u32 stride, int first, int end, int newest, bool is_inside) {
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const int key = first + i * (int)(CHAINS * TEAMS);
+            const bool is_there = is_inside && key < end && key != newest;
+            shares[i] = load_share(from + (is_there ? (u64)key * stride : 0), is_there);
+        }
+    }
+};
+
+// A query, and what it has gathered of the keys of a chain.
+struct Query {
+    float query[SHARE], sums[SHARE], max, total;
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int e = 0; e < SHARE; e++) sums[e] = 0.0f;
+        max = MINUS_INFINITY;
+        total = 0.0f;
+    }
+    // The scores of some keys, and then what they add of the values.
+    __device__ __forceinline__ void score(const Flight& keys, const Share& new_k, int first, int end, int newest, float scale,
+                                          float (&scores)[FLIGHT]) {
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const int key = first + i * (int)(CHAINS * TEAMS);
+            float own[SHARE], score = 0.0f;
+            widen_share(chosen(key == newest, new_k, keys.shares[i]), own);
+#pragma unroll
+            for (int e = 0; e < SHARE; e++) score = fmaf(query[e], own[e], score);
+#pragma unroll
+            for (int distance = TEAM / 2; distance > 0; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
+            scores[i] = key < end ? score * scale : MINUS_INFINITY;
+        }
+    }
+    __device__ __forceinline__ void add(const Flight& values, const Share& new_v, int first, int newest, const float (&scores)[FLIGHT]) {
+        float now = max;
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) now = fmaxf(now, scores[i]);
+        const float shrink = shrink_to(max, now), offset = now == MINUS_INFINITY ? 0.0f : now;
+        max = now;
+        total *= shrink;
+#pragma unroll
+        for (int e = 0; e < SHARE; e++) sums[e] *= shrink;
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const int key = first + i * (int)(CHAINS * TEAMS);
+            const float numerator = exp_real(scores[i] - offset), factor = rounded(numerator);
+            float own[SHARE];
+            widen_share(chosen(key == newest, new_v, values.shares[i]), own);
+            total += numerator;
+#pragma unroll
+            for (int e = 0; e < SHARE; e++) sums[e] = fmaf(factor, own[e], sums[e]);
+        }
+    }
+    // Adds up the teams of the warp, always in the same order, and leaves the chain's sums, greatest score and total.
+    __device__ __forceinline__ void end(float* to, u32 column) {
+#pragma unroll
+        for (int distance = TEAM; distance < 32; distance *= 2) {
+            const float now = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, distance));
+            const float shrink = shrink_to(max, now);
+            max = now;
+            total *= shrink;
+            total += __shfl_xor_sync(0xffffffffu, total, distance);
+#pragma unroll
+            for (int e = 0; e < SHARE; e++) {
+                sums[e] *= shrink;
+                sums[e] += __shfl_xor_sync(0xffffffffu, sums[e], distance);
+            }
+        }
+        if (threadIdx.x % 32 < TEAM) {
+#pragma unroll
+            for (int e = 0; e < SHARE; e++) to[column + e] = sums[e];
+        }
+        if (threadIdx.x % 32 == 0) {
+            to[HEAD] = max;
+            to[HEAD + 1] = total;
+        }
+    }
+};
+
+// The chains that a warp takes of an item, one behind the other.
+struct Course {
+    const real *k, *v;
+    float* chains;
+    u32 chain, warps, stride, column;
+    int begin, base, end, newest;
+    float scale;
+    bool is_inside;
+    Share new_k, new_v;
+
+    // The first key of the lane's team in the flight that is next.
+    __device__ __forceinline__ int first() const { return base + (int)(chain * TEAMS + threadIdx.x % 32 / TEAM); }
+
+    // Takes what has come, and lets what follows come into its place; false behind the last.
+    __device__ __forceinline__ bool go_on(Flight& keys, Flight& values, Query& query) {
+        constexpr int STRIDE = CHAINS * TEAMS * FLIGHT;
+        const int here = first();
+        const bool ends_chain = base + STRIDE >= end;
+        const u32 taken = chain;
+        chain += ends_chain ? warps : 0;
+        base = ends_chain ? begin : base + STRIDE;
+        const bool is_last = chain >= CHAINS;
+        float scores[FLIGHT];
+        query.score(keys, new_k, here, end, newest, scale, scores);
+        if (!is_last) keys.load(k, stride, first(), end, newest, is_inside);
+        query.add(values, new_v, here, newest, scores);
+        if (!is_last) values.load(v, stride, first(), end, newest, is_inside);
+        if (ends_chain) {
+            query.end(chains + taken * CHAIN, column);
+            query.begin();
+        }
+        return !is_last;
+    }
+};
+
+// A query head of a row is an item, and `warps` warps have one: each takes some of its chains. The first keys and values are on their
+// way before the block waits for the others.
+__device__ __forceinline__ void attend(const Step& step, const Attention& of, const Memory& memory, Barrier& barrier, u32 flags) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = lane / TEAM;
+    const u32 column = lane % TEAM * SHARE;
+    const bool is_inside = column < of.size;
+    const u32 slot = warp / of.warps, slots = WARPS / of.warps, warp_of_slot = warp % of.warps;
+    const u32 items = step.rows * of.heads, group = of.heads / of.kv_heads;
+    const u32 q_stride = (of.heads + 2 * of.kv_heads) * of.size, kv_stride = of.kv_heads * of.size;
+    const u32* places = at<const u32>(step, of.places);
+    float* chains = memory.sums + slot * CHAINS * CHAIN;
+    bool has_waited = false;
+    for (u32 item = blockIdx.x + gridDim.x * slot; item < items; item += gridDim.x * slots) {
+        const u32 b = item / of.heads, head = item % of.heads, kv_head = head / group;
+        const Range seen = seen_by(sight_of(b, 1, of.keys, of.window, 1, places, nullptr, nullptr), 0);
+        const u64 row = key_row(b, places, of.rows);
+        const u32 start = places[2 * b + 1];
+        const int newest = start < of.keys ? (int)start : -1, end = seen.end;
+        real* k = at<real>(step, of.k) + row * of.keys * kv_stride + kv_head * of.size + (is_inside ? column : 0);
+        real* v = at<real>(step, of.v) + row * of.keys * kv_stride + kv_head * of.size + (is_inside ? column : 0);
+        Course course = {k, v, chains, warp_of_slot, of.warps, kv_stride, column, seen.first, seen.first, end, newest, of.scale, is_inside};
+        Flight keys, values;
+        keys.load(k, kv_stride, course.first(), end, newest, is_inside);
+        values.load(v, kv_stride, course.first(), end, newest, is_inside);
+        if (!has_waited) barrier.end(flags);
+        has_waited = true;
+        const real* qkv = at<const real>(step, of.qkv) + (u64)b * q_stride;
+        course.new_k = load_turned(step, of, qkv + (of.heads + kv_head) * of.size, b, column);
+        course.new_v = load_share(qkv + (of.heads + of.kv_heads + kv_head) * of.size + column, is_inside);
+        Query query;
+        widen_share(load_turned(step, of, qkv + head * of.size, b, column), query.query);
+        if (newest >= 0 && places[2 * b] < of.rows && head % group == 0 && warp_of_slot == 0 && team == 0 && is_inside) {
+#pragma unroll
+            for (int i = 0; i < SHARE_PACKS; i++) {
+                reinterpret_cast<uint4*>(k + (u64)start * kv_stride)[i] = course.new_k.packs[i];
+                reinterpret_cast<uint4*>(v + (u64)start * kv_stride)[i] = course.new_v.packs[i];
+            }
+        }
+        query.begin();
+        while (course.go_on(keys, values, query)) {}
+        wait_for_warps(1 + slot, of.warps);
+        real* out = at<real>(step, of.out) + ((u64)b * of.heads + head) * of.size;
+        for (u32 place = warp_of_slot * 32 + lane; place < of.size; place += 32 * of.warps) {
+            float now = MINUS_INFINITY, all = 0.0f, sum = 0.0f;
+#pragma unroll
+            for (u32 chain = 0; chain < CHAINS; chain++) now = fmaxf(now, chains[chain * CHAIN + HEAD]);
+#pragma unroll
+            for (u32 chain = 0; chain < CHAINS; chain++) {
+                const float shrink = shrink_to(chains[chain * CHAIN + HEAD], now);
+                all += chains[chain * CHAIN + HEAD + 1] * shrink;
+                sum += chains[chain * CHAIN + place] * shrink;
+            }
+            out[place] = from_float<real>(sum / all);
+        }
+        wait_for_warps(1 + slot, of.warps);
+    }
+    if (!has_waited) barrier.end(flags);
+}
+
+// ---- The step ----------------------------------------------------------------------------------------------------
+
+// What the warps do that compute.
+__device__ __forceinline__ void go_through(const Step& step, const Memory& memory) {
+    Barrier barrier = {step.arrived, step.arrived[1]};
+#if REAL != 0
+    u32 used = 0;
+#endif
+    for (u32 index = 0; index < step.count; index++) {
+        const Phase& phase = step.phases[index];
+        const u32 flags = phase.flags;
+        barrier.begin(flags);
+        if (phase.kind == ATTENTION) {
+            const Attention of = phase.attention;
+            attend(step, of, memory, barrier, flags);
+            continue;
+        }
+        // What does not depend on other blocks is on its way while they are waited for.
+        const bool is_product = phase.kind == PRODUCT, is_owned = TILES == 1 && flags & OWN_NORM;
+        const Norm norm = phase.norm;
+        NormWeights weights;
+        if (!is_product || is_owned) weights.load(step, norm);
+        if (!is_product) {
+            barrier.end(flags);
+            for (u32 row = blockIdx.x; row < step.rows; row += gridDim.x) {
+                make_norm(step, norm, weights, flags & CENTRED, row, at<real>(step, norm.y) + (u64)row * norm.columns,
+                          true, memory.places + row / gridDim.x % 2 * WARPS);
+            }
+            continue;
+        }
+        const Product product = phase.product;
+        const Pieces pieces(product, flags);
+        const float bias = load_bias(step, product, pieces.tile() * TILE + threadIdx.x % COLUMNS);
+        barrier.end(flags);
+        if (is_owned && (pieces.is_there() || blockIdx.x == 0)) {
+            for (u32 row = 0; row < step.rows; row++) {
+                make_norm(step, norm, weights, flags & CENTRED, row, memory.own_rows + row * norm.columns,
+                          blockIdx.x == 0, memory.places + row % 2 * WARPS);
+            }
+            wait_for_block();
+        }
+#if REAL == 0
+        multiply_rows(step, product, flags, memory, pieces);
+#else
+        multiply_rows(step, product, flags, memory, pieces, bias, used);
+#endif
+    }
+    // All others have begun and know where this run began.
+    if (blockIdx.x == 0 && threadIdx.x == 0) step.arrived[1] = barrier.target;
+}
+
+// `own_bytes` are those of rows that the block has the norms of, `sum_bytes` those of sums.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
+decode_step(const Phase* table, char* scratch, u32* arrived, u32* fault, u32 count, u32 rows, u32 own_bytes, u32 sum_bytes) {
+    extern __shared__ __align__(128) char shared_memory[];
+    __shared__ float2 places[2 * WARPS];
+    __shared__ u64 stage_barriers[2 * STAGES];
+    Memory memory;
+    memory.stages = shared_address(shared_memory);
+    char* behind = shared_memory + (REAL == 0 ? 0 : STAGES * STAGE);
+    memory.sums = reinterpret_cast<float*>(behind);
+    memory.own_rows = reinterpret_cast<real*>(behind + sum_bytes);
+    Phase* phases = reinterpret_cast<Phase*>(behind + sum_bytes + own_bytes);
+    memory.places = places;
+    memory.barriers = shared_address(stage_barriers);
+    const u32 words = count * (sizeof(Phase) / 16);
+    for (u32 i = threadIdx.x; i < words; i += ALL_THREADS) {
+        reinterpret_cast<uint4*>(phases)[i] = reinterpret_cast<const uint4*>(table)[i];
+    }
+    if (threadIdx.x < 2 * STAGES) {
+        const u32 arrivals = threadIdx.x < STAGES ? 1 : WARPS;
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(memory.barriers + 8 * threadIdx.x), "r"(arrivals) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const Step step = {phases, scratch, arrived, fault, count, rows};
+    if (threadIdx.x >= THREADS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (REAL != 0 && threadIdx.x < THREADS + 32) fetch_weights(step, memory.stages, memory.barriers);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        go_through(step, memory);
+    }
+}

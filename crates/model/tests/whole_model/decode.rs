@@ -1,0 +1,113 @@
+//! A step of decoding that a card runs as one kernel: models wide enough for it, against the launches that it stands for, and in
+//! any number of rows.
+
+use ironmill_compute::DType;
+use ironmill_model::{
+    Architecture, Engine, Generator, GeneratorOptions, Keep, ModelConfig, Request, Sampling, Token,
+};
+
+use crate::{cuda, model};
+
+/// Where the likeliest token's log-probability leads by less than this, two ways to round may choose differently.
+const NEAR_TIE: f32 = 0.1;
+
+/// Heads of 64 and products deeper than one part, with a vocabulary that divides by nothing.
+fn wide_kinds() -> [ModelConfig; 3] {
+    let wide = |architecture, heads| ModelConfig {
+        vocab_size: 101,
+        context: 160,
+        ..ModelConfig::new(architecture, 2, heads, 256)
+    };
+    [
+        wide(Architecture::Gpt2, 4),
+        ModelConfig { kv_heads: 2, ..wide(Architecture::Llama, 4) },
+        ModelConfig { bias: false, window: 21, ..wide(Architecture::Gpt2, 2) },
+    ]
+}
+
+fn engine(config: &ModelConfig, of: DType) -> Option<Engine> {
+    let model = model(config.clone());
+    let values: Vec<f32> = model.initial_values(3).iter().map(|x| x * 6.0).collect();
+    Some(Engine::keeping(cuda()?, model, &values, Keep::Everything(of)).unwrap())
+}
+
+/// Prompts of many lengths up to one; every other text is drawn, the rest take the likeliest token.
+fn requests(count: usize, longest: usize, max_tokens: usize) -> Vec<Request> {
+    let drawn = Sampling { temperature: 0.8, top_k: 20, seed: 5, ..Sampling::GREEDY };
+    let prompt =
+        |sample: usize| (0..1 + 7 * sample % longest).map(|i| ((sample * 31 + i * i) % 101) as u32).collect();
+    (0..count)
+        .map(|sample| Request {
+            sample: sample as u32,
+            sampling: if sample % 2 == 0 { Sampling::GREEDY } else { drawn.clone() },
+            ..Request::new(prompt(sample), max_tokens)
+        })
+        .collect()
+}
+
+fn run(engine: &mut Engine, rows: usize, ahead: usize, requests: &[Request]) -> Vec<Vec<Token>> {
+    let options = GeneratorOptions { rows, ahead, ..GeneratorOptions::default() };
+    let mut generator = Generator::new(engine, options).unwrap();
+    let ids: Vec<_> = requests.iter().map(|request| generator.submit(request.clone()).unwrap()).collect();
+    let mut made = vec![Vec::new(); requests.len()];
+    while let Some(token) = generator.next_token().unwrap() {
+        let index = ids.iter().position(|id| *id == token.request).unwrap();
+        made[index].push(token);
+    }
+    made
+}
+
+#[test]
+fn a_text_is_the_same_beside_any_others_bit_for_bit() {
+    for of in [DType::BF16, DType::F16] {
+        for config in wide_kinds() {
+            let Some(mut engine) = engine(&config, of) else { return };
+            // Longer prompts would be read by products of the library, which rounds as suits the number of rows.
+            let requests = requests(32, 1, 40);
+            let together = run(&mut engine, 32, 0, &requests);
+            assert_eq!(run(&mut engine, 32, 0, &requests), together, "again, {of}, {config:?}");
+            for rows in [1, 2, 6, 16] {
+                let few = &requests[..rows + 3];
+                assert_eq!(
+                    run(&mut engine, rows, 0, few),
+                    together[..rows + 3],
+                    "{rows} rows, {of}, {config:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_kernel_for_a_step_gives_the_tokens_of_its_launches() {
+    for of in [DType::F32, DType::BF16, DType::F16] {
+        for config in wide_kinds() {
+            let Some(mut engine) = engine(&config, of) else { return };
+            let mut requests = requests(32, 40, 4);
+            let flown: Vec<Vec<Vec<Token>>> =
+                [1, 2, 4, 32].map(|rows| run(&mut engine, rows, 0, &requests)).into();
+            // Probabilities are the host's business, so every step of these is run as launches.
+            requests.iter_mut().for_each(|request| request.log_probabilities = Some(2));
+            let launched = run(&mut engine, 4, 1, &requests);
+            let mut compared = 0;
+            for (index, launched) in launched.iter().enumerate() {
+                for (place, token) in launched.iter().enumerate() {
+                    let likeliest = &token.log_probability.as_ref().unwrap().likeliest;
+                    if requests[index].sampling.temperature > 0.0
+                        || likeliest[0].1 - likeliest[1].1 < NEAR_TIE
+                    {
+                        break;
+                    }
+                    for flown in &flown {
+                        assert_eq!(
+                            flown[index][place].id, token.id,
+                            "text {index}, {place}, {of}, {config:?}"
+                        );
+                    }
+                    compared += 1;
+                }
+            }
+            assert!(compared >= 32, "{compared} tokens stood out, {of}, {config:?}");
+        }
+    }
+}
