@@ -36,9 +36,6 @@ pub(super) enum Source {
     Transfer,
 }
 
-/// The first cards whose copy engine moves rows by itself.
-const HOPPER: usize = 90;
-
 const HEADERS: [(&str, &str); 5] = [
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
@@ -95,7 +92,6 @@ impl Source {
     fn oldest_capability(self) -> usize {
         match self {
             Source::Quantise => EIGHT_BIT_CAPABILITY,
-            Source::DecodeStep => HOPPER,
             _ => OLDEST_CAPABILITY,
         }
     }

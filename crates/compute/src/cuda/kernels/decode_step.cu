@@ -9,6 +9,9 @@
 #include "gelu.cuh"
 #include "matrix.cuh"
 
+// Hopper alone moves registers between warpgroups.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 // Tiles of 16 rows: with more than two, registers do not suffice.
 #ifndef TILES
 #define TILES 1
@@ -903,3 +906,5 @@ decode_step(const Phase* table, char* scratch, u32* arrived, u32* fault, u32 cou
         go_through(step, memory);
     }
 }
+
+#endif
