@@ -187,8 +187,12 @@ impl Rule<'_> {
                 self.ensure(inputs[1].shape.dims() == [samples, 2], "there must be a place per sample")?;
                 self.ensure(outputs[2].shape.dims()[0] > 0, "the cache must have a row")
             }
-            Kernel::JointAttentionGrad(attention) => {
-                self.count(4 + attention.extra_operands(), 1)?;
+            Kernel::JointAttentionGrad(attention) | Kernel::JointAttentionGrads { of: attention, .. } => {
+                let sums = match self.kernel {
+                    Kernel::JointAttentionGrads { .. } => Op::LinearGradBias.outputs(&inputs[1..2])?,
+                    _ => Vec::new(),
+                };
+                self.count(4 + attention.extra_operands(), 1 + sums.len())?;
                 let parts = self.joint(attention, inputs[1])?;
                 let operands = [&inputs[..1], &parts, &inputs[2..]].concat();
                 Op::AttentionGrad(*attention).outputs(&operands)?;
@@ -196,7 +200,7 @@ impl Rule<'_> {
                     inputs[3].shape.elements() == inputs[1].shape.rows() * attention.heads,
                     "there must be a statistic per query and head",
                 )?;
-                self.outputs(&inputs[1..2])
+                self.outputs(&[&inputs[1..2], &sums].concat())
             }
             Kernel::HeadLoss(head) => self.head(head),
             Kernel::Quantise(of) => self.quantise(of),
@@ -211,8 +215,16 @@ impl Rule<'_> {
                     && outputs.iter().map(|of| of.shape.elements()).eq([1, GUARD_REPORT, GUARD_STATISTICS]);
                 self.ensure(fits, "norm, loss, targets, exponent and scale are one number each, a report four, statistics six")
             }
-            Kernel::Adam(adam) => self.optimiser(&adam.ranges, 3),
-            Kernel::Sgd(sgd) => self.optimiser(&sgd.ranges, 2),
+            Kernel::Adam(adam) => {
+                let copies = outputs.get(4..).unwrap_or_default();
+                let fits = |copy: &TensorType| copy.dtype.bytes() == 2 && copy.shape == inputs[0].shape;
+                self.ensure(
+                    copies.len() <= 1 && copies.iter().all(fits),
+                    "a working copy is one of 16 bits, as long as the parameters",
+                )?;
+                self.optimiser(&adam.ranges, 3, copies.len())
+            }
+            Kernel::Sgd(sgd) => self.optimiser(&sgd.ranges, 2, 0),
             Kernel::Momentum { .. } => self.elementwise(1, 1, 2),
             Kernel::Normalise => self.elementwise(1, 1, 1),
             Kernel::Combine(_) => self.elementwise(2, 0, 1),
@@ -350,9 +362,9 @@ impl Rule<'_> {
         self.ensure(single.iter().all(|of| of.shape.elements() == 1), "the other inputs are one number each")
     }
 
-    /// An optimiser changes `flat` buffers of one length and its counter.
-    fn optimiser(&self, ranges: &[UpdateRange], flat: usize) -> Result<()> {
-        self.count(3, flat + 1)?;
+    /// An optimiser changes `flat` buffers of one length and its counter, and may have further outputs.
+    fn optimiser(&self, ranges: &[UpdateRange], flat: usize, further: usize) -> Result<()> {
+        self.count(3, flat + 1 + further)?;
         let elements = self.inputs[0].shape.elements();
         let same = self.outputs[..flat].iter().all(|state| state.shape.elements() == elements);
         self.ensure(same, "parameters, gradients and moments must have one length")?;
@@ -431,7 +443,7 @@ impl Rule<'_> {
             Kernel::HeadLoss(_) => index == 2,
             Kernel::JointAttention(_) => index >= 1,
             Kernel::CachedAttention(_) => index == 1,
-            Kernel::JointAttentionGrad(_) => index == 4,
+            Kernel::JointAttentionGrad(_) | Kernel::JointAttentionGrads { .. } => index == 4,
             _ => false,
         }
     }

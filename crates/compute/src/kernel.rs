@@ -84,6 +84,14 @@ pub enum Kernel {
     JointAttention(Attention),
     /// `(d_out, qkv, out, log-sum-exp, borders if any) → d_qkv`.
     JointAttentionGrad(Attention),
+    /// The same, and the gradient of the bias of the product whose result qkv is, which is the sum of the rows of the first:
+    /// `(d_out, qkv, out, log-sum-exp, borders if any) → d_qkv, d_bias state`.
+    JointAttentionGrads {
+        /// The attention.
+        of: Attention,
+        /// Whether sums are added to what is there.
+        add: bool,
+    },
     /// Attention over a cache that first takes in the keys and values beside the queries:
     /// `(qkv [B,T,(H + 2·Hkv)·D], places u32[B,2]) → [B,T,H·D], log-sum-exp [B,H,T], key cache state [R,S,Hkv·D], value cache`.
     CachedAttention(Attention),
@@ -213,6 +221,7 @@ impl Kernel {
             Kernel::LinearGradGelu { .. } => "linear_grad_gelu",
             Kernel::JointAttention(_) => "joint_attention",
             Kernel::JointAttentionGrad(_) => "joint_attention_grad",
+            Kernel::JointAttentionGrads { .. } => "joint_attention_grads",
             Kernel::CachedAttention(_) => "cached_attention",
             Kernel::HeadLoss(_) => "head_loss",
             Kernel::Quantise(of) => of.name(),
@@ -266,7 +275,9 @@ impl Kernel {
             Kernel::ScaledProduct { .. } => product(inputs[0].shape.rows(), inputs[2]),
             Kernel::JointAttention(of) => seen(of, outputs[0], inputs[0].shape.dims()[1]),
             Kernel::CachedAttention(of) => seen(of, outputs[0], outputs[2].shape.dims()[1]),
-            Kernel::JointAttentionGrad(of) => 2.5 * seen(of, inputs[0], inputs[1].shape.dims()[1]),
+            Kernel::JointAttentionGrad(of) | Kernel::JointAttentionGrads { of, .. } => {
+                2.5 * seen(of, inputs[0], inputs[1].shape.dims()[1])
+            }
             Kernel::HeadLoss(_) => self.matrix_products() as f64 * product(inputs[0].shape.rows(), inputs[1]),
             _ => 0.0,
         };
@@ -276,6 +287,7 @@ impl Kernel {
                 | Kernel::StateWrite { add: true }
                 | Kernel::ScaledProduct { add: true, .. }
                 | Kernel::NormGrads(NormGrads { add: true, .. })
+                | Kernel::JointAttentionGrads { add: true, .. }
         );
         let written: f64 = outputs.iter().map(bytes).sum();
         let read: f64 = match self {
@@ -284,13 +296,17 @@ impl Kernel {
             _ => inputs.iter().map(bytes).sum(),
         };
         let kept = match self {
-            Kernel::Adam(_) | Kernel::Sgd(_) | Kernel::Descend(_) | Kernel::Average { .. } => written,
+            // What a working copy held is not read.
+            Kernel::Adam(_) => outputs[..4].iter().map(bytes).sum(),
+            Kernel::Sgd(_) | Kernel::Descend(_) | Kernel::Average { .. } => written,
             // Only the momentum was there before.
             Kernel::Momentum { .. } => bytes(&outputs[0]),
             // The workspace of a head is its own.
             Kernel::HeadLoss(_) => -bytes(&outputs[1]),
-            // Its first output is not state.
-            Kernel::NormGrads(_) if adds => outputs[1..].iter().map(bytes).sum(),
+            // Their first output is not state.
+            Kernel::NormGrads(_) | Kernel::JointAttentionGrads { .. } if adds => {
+                outputs[1..].iter().map(bytes).sum()
+            }
             _ if adds => written,
             _ => 0.0,
         };
@@ -361,15 +377,12 @@ impl Kernel {
                 operands.extend((1..inputs.len()).map(Input));
                 expansion.step(Kernel::Op(Op::Attention(*attention)), operands, vec![Output(0), Output(1)]);
             }
-            Kernel::JointAttentionGrad(attention) => {
-                let mut operands = expand_split(&mut expansion, attention, 1, inputs[1]);
-                let gradients: Vec<Operand> = joint_parts(attention, inputs[1].shape)
-                    .map(|columns| expansion.temporary(with_columns(inputs[1], columns)))
-                    .into();
-                operands.insert(0, Input(0));
-                operands.extend((2..inputs.len()).map(Input));
-                expansion.step(Kernel::Op(Op::AttentionGrad(*attention)), operands, gradients.clone());
-                expansion.step(Kernel::Op(Op::Concat), gradients, vec![Output(0)]);
+            Kernel::JointAttentionGrad(attention) => expand_joint_grad(&mut expansion, attention, inputs),
+            Kernel::JointAttentionGrads { of, add } => {
+                expand_joint_grad(&mut expansion, of, inputs);
+                let d_bias = expansion.temporary(outputs[1]);
+                expansion.step(Kernel::Op(Op::LinearGradBias), vec![Output(0)], vec![d_bias]);
+                expansion.step(Kernel::StateWrite { add: *add }, vec![d_bias], vec![Output(1)]);
             }
             Kernel::CachedAttention(attention) => {
                 let parts = expand_split(&mut expansion, attention, 0, inputs[0]);
@@ -415,6 +428,18 @@ pub fn joint_parts(attention: &Attention, qkv: Shape) -> [usize; 3] {
 
 fn with_columns(of: TensorType, columns: usize) -> TensorType {
     TensorType { shape: of.shape.with_columns(columns), dtype: of.dtype }
+}
+
+/// The gradient of an attention whose queries, keys and values lie side by side: the first output.
+fn expand_joint_grad(expansion: &mut Expansion, attention: &Attention, inputs: &[TensorType]) {
+    let mut operands = expand_split(expansion, attention, 1, inputs[1]);
+    let gradients: Vec<Operand> = joint_parts(attention, inputs[1].shape)
+        .map(|columns| expansion.temporary(with_columns(inputs[1], columns)))
+        .into();
+    operands.insert(0, Operand::Input(0));
+    operands.extend((2..inputs.len()).map(Operand::Input));
+    expansion.step(Kernel::Op(Op::AttentionGrad(*attention)), operands, gradients.clone());
+    expansion.step(Kernel::Op(Op::Concat), gradients, vec![Operand::Output(0)]);
 }
 
 /// Splits an input into queries, keys and values.

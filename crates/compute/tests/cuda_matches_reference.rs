@@ -6,8 +6,8 @@
 mod cases;
 
 use cases::{
-    Case, all, attentions_in_whole_tiles, attentions_of_wide_heads, compare_within, eight_bit_heads,
-    gelus_worth_timing, quantised, run, scaled_products,
+    Case, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads, compare_within,
+    eight_bit_heads, gelus_worth_timing, quantised, run, scaled_products,
 };
 use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
@@ -59,6 +59,11 @@ fn every_kernel_matches_the_reference_in_bf16() {
 #[test]
 fn every_kernel_matches_the_reference_in_f16() {
     check_all(&narrowed(&all(), DType::F16));
+}
+
+#[test]
+fn adam_keeps_a_working_copy_as_the_reference_does() {
+    check_all(&adams_with_copies());
 }
 
 /// What the reference says to all cases. It takes its time, which several threads share.

@@ -38,7 +38,7 @@
 //! let micro = runtime.compile(g, &Passes::ALL)?;
 //! let len = layout.len();
 //! let state =
-//!     OptimiserState { parameters, gradients, first_moment, second_moment, counter, loss: loss_sum, guard, average: None, len };
+//!     OptimiserState { parameters, gradients, first_moment, second_moment, counter, loss: loss_sum, guard, average: None, working: None, len };
 //! let ranges = layout.update_ranges(0.0);
 //! let adam = Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: true, ranges };
 //! let guard = Guard { clip: 1.0, loss_outlier: 0.0, norm_outlier: 0.0, warmup: 0, holds: true };
@@ -85,7 +85,7 @@ pub use graph::{Graph, Kind, Node, StateId, Tensor, TensorInfo};
 pub use norms::norms_program;
 pub use parameters::{Layout, Parameter, StateSpec, States};
 pub use plan::Plan;
-pub use precision::{Precision, push_refresh, refresh_program};
+pub use precision::{Precision, refresh_program};
 pub use quantise::EightBits;
 pub use runtime::{LaunchTime, Passes, ProgramId, Runtime, dry_run};
 pub use stage::Stage;

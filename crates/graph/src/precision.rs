@@ -117,7 +117,7 @@ pub fn refresh_program(len: usize, dtype: DType, masters: StateId, copy: StateId
 }
 
 /// Ends a program with the refreshing of the working copy from the masters.
-pub fn push_refresh(graph: &mut Graph, len: usize, dtype: DType, masters: StateId, copy: StateId) {
+pub(crate) fn push_refresh(graph: &mut Graph, len: usize, dtype: DType, masters: StateId, copy: StateId) {
     graph.stage(Stage::Optimiser);
     let from = graph.state(masters, 0, TensorType::new(&[len], DType::F32));
     let to = graph.state(copy, 0, TensorType::new(&[len], dtype));

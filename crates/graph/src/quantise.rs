@@ -35,7 +35,7 @@ pub enum EightBits {
 
 /// Applies the pass to a program.
 pub(crate) fn apply(graph: &mut Graph, takes_head: bool) {
-    separate_activations(graph);
+    separate(graph);
     if takes_head {
         take_head(graph);
     }
@@ -65,8 +65,9 @@ fn is_taken(graph: &Graph, node: &Node, takes_head: bool) -> bool {
     is_product && is_in_place && factors.into_iter().all(|&factor| suits(graph.shape(factor)))
 }
 
-/// Activations leave the products that they were fused with.
-fn separate_activations(graph: &mut Graph) {
+/// Activations leave the products that they were fused with, and the gradients of biases those of attentions: both cost nothing
+/// while numbers are quantised.
+fn separate(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         let Node { inputs, outputs, stage, .. } = node.clone();
         match node.kernel {
@@ -82,6 +83,12 @@ fn separate_activations(graph: &mut Graph) {
                 graph.nodes.push(Node { kernel, inputs: inputs[..2].to_vec(), outputs: vec![d_y], stage });
                 let kernel = Kernel::Op(Op::GeluGrad);
                 graph.nodes.push(Node { kernel, inputs: vec![h, d_y], outputs, stage });
+            }
+            Kernel::JointAttentionGrads { of, add } => {
+                let (kernel, d_qkv) = (Kernel::JointAttentionGrad(of), vec![outputs[0]]);
+                graph.nodes.push(Node { kernel, inputs, outputs: d_qkv.clone(), stage });
+                let kernel = Kernel::OpInto { op: Op::LinearGradBias, add };
+                graph.nodes.push(Node { kernel, inputs: d_qkv, outputs: vec![outputs[1]], stage });
             }
             _ => graph.nodes.push(node),
         }

@@ -6,6 +6,7 @@ use ironmill_compute::{
 
 use crate::{
     graph::{Graph, StateId, Tensor},
+    precision::push_refresh,
     stage::Stage,
 };
 
@@ -28,6 +29,8 @@ pub struct OptimiserState {
     pub guard: StateId,
     /// The running average of the masters and the share of it that a step keeps, where there is one.
     pub average: Option<(StateId, f32)>,
+    /// The working copy of the masters and its type, where there is one. It equals them, rounded, before and after every step.
+    pub working: Option<(StateId, DType)>,
     /// Elements of each flat buffer.
     pub len: usize,
 }
@@ -113,15 +116,20 @@ pub fn update_program(state: OptimiserState, guard: Guard, optimiser: Optimiser)
     graph.push(Kernel::Guard(guard), seen, vec![scale, report, statistics]);
 
     let rule = Rule { state, gradients, scale, learning_rate };
+    // What Adam does not touch never changes, so it can keep a working copy up to date by itself.
+    let is_adam = matches!(optimiser, Optimiser::Adam(_));
     match optimiser {
-        Optimiser::Adam(adam) => rule.push(&mut graph, Kernel::Adam(adam)),
-        Optimiser::Sgd(sgd) => rule.push(&mut graph, Kernel::Sgd(sgd)),
+        Optimiser::Adam(adam) => rule.push(&mut graph, Kernel::Adam(adam), state.working),
+        Optimiser::Sgd(sgd) => rule.push(&mut graph, Kernel::Sgd(sgd), None),
         Optimiser::Muon(muon) => {
             for &matrix in &muon.matrices {
                 rule.push_muon(&mut graph, muon.momentum, matrix);
             }
-            rule.push(&mut graph, Kernel::Adam(muon.rest));
+            rule.push(&mut graph, Kernel::Adam(muon.rest), None);
         }
+    }
+    if let (Some((copy, dtype)), false) = (state.working, is_adam) {
+        push_refresh(&mut graph, state.len, dtype, state.parameters, copy);
     }
     if let Some((average, decay)) = state.average {
         let parameters = graph.state(state.parameters, 0, flat);
@@ -143,13 +151,14 @@ struct Rule {
 }
 
 impl Rule {
-    /// A kernel over the flat buffers.
-    fn push(&self, graph: &mut Graph, kernel: Kernel) {
+    /// A kernel over the flat buffers, and over a working copy where it is given one.
+    fn push(&self, graph: &mut Graph, kernel: Kernel, working: Option<(StateId, DType)>) {
         let (state, flat) = (self.state, TensorType::new(&[self.state.len], DType::F32));
         let mut changed =
             vec![graph.state(state.parameters, 0, flat), graph.state(state.first_moment, 0, flat)];
         changed.extend(state.second_moment.map(|second| graph.state(second, 0, flat)));
         changed.push(graph.state(state.counter, 0, TensorType::new(&[1], DType::U32)));
+        changed.extend(working.map(|(copy, dtype)| graph.state(copy, 0, flat.with_dtype(dtype))));
         graph.push(kernel, vec![self.gradients, self.scale, self.learning_rate], changed);
     }
 

@@ -49,6 +49,11 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         Kernel::NormGrads(of) => rows::norm::grads_needs(*of, input(0), input(2).elements()),
         Kernel::JointAttention(of) => attention::needs(simd, Sizes::joint(of, input(0))),
         Kernel::JointAttentionGrad(of) => attention::grad_needs(simd, Sizes::joint(of, input(1))),
+        Kernel::JointAttentionGrads { of, .. } => {
+            let mut needs = attention::grad_needs(simd, Sizes::joint(of, input(1)));
+            needs.include(rows::norm::sum_needs(input(1).rows(), input(1).columns()));
+            needs
+        }
         Kernel::CachedAttention(of) => {
             attention::needs(simd, Sizes::beside_cache(of, input(0), launch.outputs[2].of.shape))
         }
@@ -130,8 +135,14 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
             attention::cached_attention(context, operands, Sizes::beside_cache(of, qkv, cache));
         }
         Kernel::JointAttentionGrad(of) => {
-            let sizes = Sizes::joint(of, operands.input_type(1).shape);
-            attention::attention_grad(context, operands, sizes);
+            let (sizes, d_qkv) = (Sizes::joint(of, operands.input_type(1).shape), operands.output(0));
+            attention::attention_grad(context, operands, [d_qkv], sizes);
+        }
+        Kernel::JointAttentionGrads { of, add } => {
+            let shape = operands.input_type(1).shape;
+            let [d_qkv, d_bias] = [0, 1].map(|index| operands.output(index));
+            attention::attention_grad(context, operands, [&mut *d_qkv], Sizes::joint(of, shape));
+            rows::norm::bias_sums(context, d_qkv, shape.columns(), d_bias, *add);
         }
         Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
         // Processors have no products of eight bits; binding has refused the type before.
@@ -196,7 +207,8 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
         Op::LayerNormGradParams { bias } => rows::norm::layer_norm_grad_params(context, operands, *bias, add),
         Op::AttentionGrad(of) => {
             let sizes = Sizes::apart(of, operands.input_type(1).shape, operands.input_type(2).shape);
-            attention::attention_grad(context, operands, sizes);
+            let gradients = [0, 1, 2].map(|index| operands.output(index));
+            attention::attention_grad(context, operands, gradients, sizes);
         }
         Op::RmsNormGradInput => rows::norm::rms_norm_grad_input(context, operands, false),
         Op::RmsNormGradGain { .. } => rows::norm::rms_norm_grad_gain(context, operands, add),

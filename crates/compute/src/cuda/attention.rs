@@ -71,13 +71,17 @@ pub(super) fn add(
             let heads = Heads::apart(attention, &inputs[1], &inputs[2], kernel.name())?;
             let parts = [&inputs[1], &inputs[2], &inputs[3]].map(|view| builder.pointer(view));
             let gradients = [&outputs[0], &outputs[1], &outputs[2]].map(|view| builder.pointer(view));
-            backward(builder, &heads, [parts, gradients], [inputs, outputs], &inputs[4..])?;
+            backward(builder, &heads, [parts, gradients], [inputs, outputs], &inputs[4..], None)?;
         }
-        Kernel::JointAttentionGrad(attention) => {
+        Kernel::JointAttentionGrad(attention) | Kernel::JointAttentionGrads { of: attention, .. } => {
             let heads = Heads::joint(attention, &inputs[1], kernel.name())?;
             let parts = heads.parts(builder.pointer(&inputs[1]));
             let gradients = heads.parts(builder.pointer(&outputs[0]));
-            backward(builder, &heads, [parts, gradients], [inputs, outputs], &inputs[2..])?;
+            let adds = match kernel {
+                Kernel::JointAttentionGrads { add, .. } => Some(*add),
+                _ => None,
+            };
+            backward(builder, &heads, [parts, gradients], [inputs, outputs], &inputs[2..], adds)?;
         }
         _ => return Ok(false),
     }
@@ -371,8 +375,33 @@ fn ranges(
 }
 
 /// `[inputs, outputs]` are all operands, the first of them the gradient of the output; `extras` those behind queries, keys and
-/// values: the output, its log-sum-exp, then borders.
+/// values: the output, its log-sum-exp, then borders. With `adds` the second output takes the sums of the rows of the first, or they
+/// are added to it.
 fn backward(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    parts: [[Arg; 3]; 2],
+    operands: [&[View]; 2],
+    extras: &[View],
+    adds: Option<bool>,
+) -> Result<()> {
+    let [inputs, outputs] = operands;
+    if heads.suits_warpgroups(builder, inputs.iter().chain(outputs)) && !heads.is_empty() {
+        let [d_out, out, log_sum_exp] =
+            [&inputs[0], &extras[0], &extras[1]].map(|view| builder.pointer(view));
+        let sums = adds.map(|adds| (&outputs[1..], adds));
+        return warpgroups_backward(builder, heads, parts, [d_out, out, log_sum_exp], sums);
+    }
+    backward_by_tiles(builder, heads, parts, operands, extras)?;
+    if let Some(add) = adds {
+        let sum = Kernel::OpInto { op: Op::LinearGradBias, add };
+        rows::add(builder, &sum, &outputs[..1], &outputs[1..])?;
+    }
+    Ok(())
+}
+
+/// The gradients on matrix units that every card has, or on none.
+fn backward_by_tiles(
     builder: &mut Builder<'_>,
     heads: &Heads,
     [[q, k, v], [d_q, d_k, d_v]]: [[Arg; 3]; 2],
@@ -385,9 +414,6 @@ fn backward(
     let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
     let defines = heads.defines(inputs.iter().chain(outputs));
     let [d_out, out, log_sum_exp] = [&inputs[0], &extras[0], &extras[1]].map(|view| builder.pointer(view));
-    if heads.suits_warpgroups(builder, inputs.iter().chain(outputs)) {
-        return warpgroups_backward(builder, heads, [q, k, v], [d_out, out, log_sum_exp], [d_q, d_k, d_v]);
-    }
     let [ranges, spreads] = ranges(builder, heads, &defines, extras.get(2))?;
 
     let delta = builder.scratch(heads.batch * query_heads * heads.queries * size_of::<f32>());
@@ -481,30 +507,46 @@ fn warpgroups_forward(
     )
 }
 
+/// With `sums`, the sums of the rows of all three gradients go where its view is, or are added to that.
 fn warpgroups_backward(
     builder: &mut Builder<'_>,
     heads: &Heads,
-    parts: [Arg; 3],
+    [parts, [d_q, d_k, d_v]]: [[Arg; 3]; 2],
     [d_out, out, log_sum_exp]: [Arg; 3],
-    [d_q, d_k, d_v]: [Arg; 3],
+    sums: Option<(&[View], bool)>,
 ) -> Result<()> {
     let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
     let [q, k, v] = heads.all_rows(parts);
     let tensors = [heads.rows(d_out, true, query_heads * heads.size), q, k, v];
     let blocks = heads.batch * query_heads * heads.queries.div_ceil(Warpgroups::ROWS);
     let statistics = builder.scratch(blocks * 2 * Warpgroups::ROWS * size_of::<f32>());
+    // Every warpgroup leaves the sums of its rows: a row of them for each 64 positions, in the order of the columns.
+    let (chunks, columns) = (heads.batch * heads.queries.div_ceil(Warpgroups::ROWS), heads.q_stride);
+    let partials = match sums {
+        Some(_) => builder.scratch(chunks * columns * size_of::<f32>()),
+        None => Arg::Pointer(0),
+    };
+    let [q_sums, k_sums, v_sums] = [0, query_heads, query_heads + kv_heads].map(|before| match sums {
+        Some(_) => partials.plus(before * heads.size * size_of::<f32>()),
+        None => partials,
+    });
     let mut add = |name, operands: &[Arg], kind: Warpgroups, rows: usize, count: usize, stride: usize| {
         let all_heads = heads.batch * count;
         let mut arguments = operands.to_vec();
-        let counts = [heads.queries, heads.keys, query_heads, heads.group(), all_heads, stride];
+        let counts = [heads.queries, heads.keys, query_heads, heads.group(), all_heads, stride, columns];
         arguments.extend(counts.map(Arg::from));
         arguments.extend([heads.causal(), heads.scale()]);
         let grid = kind.grid(heads, rows, all_heads);
         builder.give_maps(&tensors)?;
         builder.kernel(Source::AttentionHopper, name, heads.real, &[("HEAD", heads.size)], grid, &arguments)
     };
-    let known = [d_out, out, log_sum_exp, statistics, d_q];
+    let known = [d_out, out, log_sum_exp, statistics, d_q, q_sums];
     let (by_query, by_key) = (Warpgroups::by_query(heads), Warpgroups::by_key(heads));
     add("attention_hopper_d_q", &known, by_query, heads.queries, query_heads, heads.q_stride)?;
-    add("attention_hopper_d_kv", &[statistics, d_k, d_v], by_key, heads.keys, kv_heads, heads.kv_stride)
+    let known = [statistics, d_k, d_v, k_sums, v_sums];
+    add("attention_hopper_d_kv", &known, by_key, heads.keys, kv_heads, heads.kv_stride)?;
+    match sums {
+        Some((to, adds)) => rows::finish_columns(builder, heads.real, partials, to, [chunks, columns], adds),
+        None => Ok(()),
+    }
 }

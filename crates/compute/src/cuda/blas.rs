@@ -75,9 +75,12 @@ struct Heuristic {
 /// Memory that products may use: enough for the parts of a weight's gradient whose rows are shared out.
 const WORKSPACE_BYTES: usize = 128 << 20;
 /// How many of the library's proposals are tried.
-const CANDIDATES: usize = 16;
+const CANDIDATES: usize = 24;
 /// Products below this many multiplications take the library's first proposal: timing them would cost more than it wins.
 pub(super) const WORTH_TIMING: f64 = 1e8;
+
+/// Runs of what is timed that follow each other without a pause.
+pub(super) const IN_A_ROW: usize = 10;
 
 /// Into how many parts the rows of a long sum are shared out, besides what the library proposes itself.
 const PARTS: [u32; 5] = [2, 3, 4, 6, 8];
@@ -595,7 +598,8 @@ impl Blas {
         true
     }
 
-    /// The least time of a few runs on random numbers; one run where it is far from the best.
+    /// The least time of a run on random numbers, of several in a row: a card that is at work is slower than one that begins, and
+    /// not by the same for all. One run where it is far from the best.
     fn time(
         &mut self,
         product: &Product,
@@ -614,28 +618,23 @@ impl Blas {
         self.set_epilogue(description, product, &|arg| if is_bias(arg) { bias } else { before })?;
         let beta = f32::from(u8::from(product.add));
         let [start, end] = [self.driver.create_event(true)?, self.driver.create_event(true)?];
-        let mut least = f64::INFINITY;
-        let mut outcome = Ok(());
-        for turn in 0..5 {
-            outcome = self.driver.record(start, stream);
-            outcome = outcome.and_then(|()| self.multiply(description, algorithm, [a, b, c], beta, stream));
-            outcome = outcome.and_then(|()| self.driver.record(end, stream));
-            outcome = outcome.and_then(|()| self.driver.synchronize_event(end));
-            if outcome.is_err() {
-                break;
+        let timed = |runs: usize| -> Result<f64> {
+            self.driver.record(start, stream)?;
+            for _ in 0..runs {
+                self.multiply(description, algorithm, [a, b, c], beta, stream)?;
             }
-            let seconds = self.driver.seconds_between(start, end)?;
-            // The first run loads the kernel.
-            if turn > 0 {
-                least = least.min(seconds);
-                if seconds > 1.5 * best {
-                    break;
-                }
-            }
-        }
+            self.driver.record(end, stream)?;
+            self.driver.synchronize_event(end)?;
+            Ok(self.driver.seconds_between(start, end)? / runs as f64)
+        };
+        // The first run loads the kernel, the second tells whether there is any hope.
+        let outcome = timed(1).and_then(|_| timed(1)).and_then(|once| match once {
+            once if once > 1.15 * best => Ok(once),
+            _ => Ok(timed(IN_A_ROW)?.min(timed(IN_A_ROW)?)),
+        });
         self.driver.destroy_event(start);
         self.driver.destroy_event(end);
-        outcome.map(|()| least)
+        outcome
     }
 
     /// Memory with random numbers, until `end_timing`.

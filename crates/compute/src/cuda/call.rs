@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::{
-    blas::{Blas, Prepared, Product, ProductPlan},
+    blas::{Blas, IN_A_ROW, Prepared, Product, ProductPlan},
     cudnn::{self, Cudnn},
     driver::{Arguments, Driver, Function, HeadRows, TensorMap},
     modules::{Modules, Source},
@@ -141,8 +141,8 @@ enum Pending {
 /// Adds the calls of a launch with these inputs and outputs; false where there are none.
 pub(super) type Fill<'a> = dyn Fn(&mut Builder<'_>, &[View], &[View]) -> Result<bool> + 'a;
 
-/// Runs of what is timed, of which the first loads kernels and does not count.
-const TIMED_RUNS: usize = 6;
+/// Times that something is timed, of which the first loads kernels and does not count.
+const TIMED: usize = 4;
 
 impl<'a> Builder<'a> {
     pub fn new(machine: Machine<'a>, address: &'a dyn Fn(BufferId) -> u64) -> Self {
@@ -418,12 +418,12 @@ fn least_time(driver: &Driver, stream: usize, run: &dyn Fn() -> Result<()>) -> R
     let [start, end] = [driver.create_event(true)?, driver.create_event(true)?];
     let timed = || -> Result<f64> {
         driver.record(start, stream)?;
-        run()?;
+        (0..IN_A_ROW).try_for_each(|_| run())?;
         driver.record(end, stream)?;
         driver.synchronize_event(end)?;
-        driver.seconds_between(start, end)
+        Ok(driver.seconds_between(start, end)? / IN_A_ROW as f64)
     };
-    let times: Result<Vec<f64>> = (0..TIMED_RUNS).map(|_| timed()).collect();
+    let times: Result<Vec<f64>> = (0..TIMED).map(|_| timed()).collect();
     driver.destroy_event(start);
     driver.destroy_event(end);
     Ok(times?[1..].iter().copied().fold(f64::INFINITY, f64::min))

@@ -24,6 +24,7 @@ use super::{
     call::{Arg, Builder},
     driver::missing,
     library::{self, Needed},
+    rows,
     symbols::symbols,
 };
 use crate::{
@@ -259,6 +260,8 @@ impl Drop for Descriptor {
 struct Problem {
     attention: Attention,
     is_gradient: bool,
+    /// Whether the rows of a gradient are summed too, and if so whether that adds to what is there.
+    sums: Option<bool>,
     real: DType,
     batch: usize,
     positions: usize,
@@ -275,8 +278,14 @@ impl Problem {
             Kernel::Op(Op::Attention(attention)) => (attention, false, false),
             Kernel::Op(Op::AttentionGrad(attention)) => (attention, true, false),
             Kernel::JointAttention(attention) => (attention, false, true),
-            Kernel::JointAttentionGrad(attention) => (attention, true, true),
+            Kernel::JointAttentionGrad(attention) | Kernel::JointAttentionGrads { of: attention, .. } => {
+                (attention, true, true)
+            }
             _ => return None,
+        };
+        let sums = match kernel {
+            Kernel::JointAttentionGrads { add, .. } => Some(*add),
+            _ => None,
         };
         let q = &inputs[usize::from(is_gradient)];
         let &[batch, positions, q_row] = q.of.shape.dims() else { return None };
@@ -291,6 +300,7 @@ impl Problem {
         let problem = Problem {
             attention: *attention,
             is_gradient,
+            sums,
             real: q.of.dtype,
             batch,
             positions,
@@ -308,7 +318,11 @@ impl Problem {
         let Attention { heads, kv_heads, mask, .. } = self.attention;
         format!(
             "attention {} {}x{} {heads}/{kv_heads}x{} {} {} rows {}/{}",
-            if self.is_gradient { "backward" } else { "forward" },
+            match self.sums {
+                Some(_) => "backward with sums",
+                None if self.is_gradient => "backward",
+                None => "forward",
+            },
             self.batch,
             self.positions,
             self.size,
@@ -372,8 +386,14 @@ struct Plan {
 
 impl Plan {
     /// Adds the calls of an attention.
-    fn add(self: &Arc<Self>, problem: &Problem, builder: &mut Builder<'_>, views: [&[View]; 2]) {
-        let mut operands = problem.operands(builder, views[0], views[1]);
+    fn add(
+        self: &Arc<Self>,
+        problem: &Problem,
+        builder: &mut Builder<'_>,
+        [inputs, outputs]: [&[View]; 2],
+    ) -> Result<()> {
+        let (gradients, sums) = outputs.split_at(outputs.len() - usize::from(problem.sums.is_some()));
+        let mut operands = problem.operands(builder, inputs, gradients);
         if problem.is_gradient {
             // What the products of outputs and their gradients sum to, for every query.
             let sums_bytes = problem.attention.heads * problem.positions * size_of::<f32>();
@@ -384,6 +404,10 @@ impl Plan {
             .map(|piece| operands.iter().map(|(at, bytes)| at.plus(piece * self.samples * bytes)).collect())
             .collect();
         builder.attention(Prepared { plan: Arc::clone(self), pieces, workspace });
+        if let Some(add) = problem.sums {
+            rows::add(builder, &Kernel::OpInto { op: Op::LinearGradBias, add }, gradients, sums)?;
+        }
+        Ok(())
     }
 
     fn pack(&self, addresses: &[u64], workspace: u64) -> Result<Descriptor> {
@@ -572,7 +596,7 @@ pub(super) fn add(
     }
     let plan = chosen(builder, &problem, kernel, [inputs, outputs])?;
     if let Some(plan) = &plan {
-        plan.add(&problem, builder, [inputs, outputs]);
+        plan.add(&problem, builder, [inputs, outputs])?;
     }
     Ok(plan.is_some())
 }
@@ -620,7 +644,7 @@ fn race(
     };
     // Running it once is needed in any case: it loads kernels, which a capture could not.
     let theirs = builder.time(views, &|trial, inputs, outputs| {
-        plan.add(problem, trial, [inputs, outputs]);
+        plan.add(problem, trial, [inputs, outputs])?;
         Ok(true)
     })?;
     if earlier == Some(true) {

@@ -119,6 +119,7 @@ pub(super) fn add(
         | Kernel::JointSiluGateGrad
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
         | Kernel::ScaledProduct { .. }

@@ -35,8 +35,8 @@ pub(super) struct Milestones {
     last: u32,
 }
 
-/// How long a kind of wait usually takes: it is slept through in quarters, so that waking is cheap and a wait that is
-/// shorter than usual ends not much later than it could.
+/// How long a kind of wait usually takes: it is slept through in steps that become shorter towards its end. A card with little on
+/// the way idles for as long as it is overslept, and waking costs too much to do it often.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Patience {
     usual: Duration,
@@ -102,14 +102,16 @@ impl Milestones {
 }
 
 impl Patience {
-    /// How long to sleep after having waited for so long.
+    /// How long to sleep after having waited for so long: most of what is left, at least a small part of the whole, and more the
+    /// longer nobody expected it.
     fn sleep(self, waited: Duration) -> Duration {
-        (self.usual.max(waited) / 4).clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
+        let (left, beyond) = (self.usual.saturating_sub(waited), waited.saturating_sub(self.usual));
+        (left * 3 / 4).max(self.usual / 32).max(beyond / 8).clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
     }
 
+    /// A shorter wait is believed at once, because expecting too much idles the card; expecting too little only wakes more often.
     fn learn(&mut self, took: Duration) {
-        // A short wait among long ones is soon forgotten.
-        self.usual = took.max(self.usual * 3 / 4);
+        self.usual = took.min((self.usual + took) / 2);
     }
 }
 
@@ -124,9 +126,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_usual_wait_takes_few_sleeps_and_a_short_one_ends_soon() {
+    fn a_usual_wait_takes_few_sleeps_and_ends_soon_after_its_time() {
         let mut patience = Patience::default();
-        patience.learn(Duration::from_millis(100));
+        (0..8).for_each(|_| patience.learn(Duration::from_millis(100)));
         let sleeps = |patience: Patience, until: Duration| {
             let (mut waited, mut count) = (SHORTEST_SLEEP, 1);
             while waited < until {
@@ -135,11 +137,16 @@ mod tests {
             }
             (waited, count)
         };
-        assert!(sleeps(patience, Duration::from_millis(100)).1 <= 6);
-        assert!(sleeps(patience, Duration::from_millis(5)).0 < Duration::from_millis(26));
+        for ms in [97, 100, 103] {
+            let (waited, count) = sleeps(patience, Duration::from_millis(ms));
+            assert!(
+                count <= 7 && waited < Duration::from_millis(ms + 5),
+                "{ms} ms: {waited:?}, {count} sleeps"
+            );
+        }
         // A wait that nobody expected takes more sleeps, not thousands.
         assert!(sleeps(Patience::default(), Duration::from_millis(100)).1 < 100);
-        patience.learn(Duration::ZERO);
-        assert_eq!(patience.usual, Duration::from_millis(75));
+        patience.learn(Duration::from_millis(5));
+        assert_eq!(patience.usual, Duration::from_millis(5));
     }
 }

@@ -114,14 +114,16 @@ impl Numbers<'_> {
         let [as_it_is, transposed, sums] = [as_it_is, transposed, sums].map(|at| at.unwrap_or(NOTHING));
         let arguments =
             [first, second, partials, unit, as_it_is, transposed, sums, rows.into(), columns.into()];
-        builder.kernel(File::Quantise, name, real, &[], tiles(rows, columns), &arguments)
+        // As many rows to a thread as the kernels say.
+        let threads = if source == Source::Stored { THREADS } else { THREADS / 2 };
+        builder.kernel(File::Quantise, name, real, &[], tiles(rows, columns, threads), &arguments)
     }
 }
 
 /// A block for every tile.
-fn tiles(rows: usize, columns: usize) -> Grid {
+fn tiles(rows: usize, columns: usize, threads: u32) -> Grid {
     let blocks = [columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1];
-    Grid { blocks, threads: THREADS, shared_bytes: 0 }
+    Grid { blocks, threads, shared_bytes: 0 }
 }
 
 /// A factor of eight bits: rows in which the summed dimension lies innermost.

@@ -77,6 +77,7 @@ pub(super) fn add(
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
         | Kernel::ScaledProduct { .. }

@@ -19,7 +19,8 @@ pub struct UpdateRange {
 }
 
 /// Adam (Kingma & Ba, 2015) and AdamW (Loshchilov & Hutter, 2019):
-/// `(gradients, scale [1], learning rate [1]) → parameters, first moment, second moment, step counter u32[1]`, all state.
+/// `(gradients, scale [1], learning rate [1]) → parameters, first moment, second moment, step counter u32[1], working copy if any`,
+/// all state. The working copy is of 16 bits and as long as the parameters; it takes what they become, rounded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adam {
     /// Decay of the first moment.

@@ -169,6 +169,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::LinearGradGelu { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
+        | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
         | Kernel::HeadLoss(_) => {

@@ -79,7 +79,7 @@ fn factors(inputs: &[&Tensor]) -> Option<(f64, f64)> {
 
 pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let (gradients, Some((scale, rate))) = (inputs[0], factors(inputs)) else { return };
-    let [parameters, first, second, counter] = outputs else { unreachable!("checked at bind") };
+    let [parameters, first, second, counter, copies @ ..] = outputs else { unreachable!("checked at bind") };
     counter.data[0] += 1.0;
     let (beta1, beta2) = (f64::from(adam.beta1), f64::from(adam.beta2));
     let correction1 = 1.0 - beta1.powf(counter.data[0]);
@@ -97,6 +97,7 @@ pub(super) fn adam(adam: &Adam, inputs: &[&Tensor], outputs: &mut [Tensor]) {
             second.data[i] = beta2 * second.data[i] + (1.0 - beta2) * gradient * gradient;
             let spread = (second.data[i] / correction2).sqrt() + f64::from(adam.eps);
             parameters.data[i] -= rate * (first.data[i] / correction1) / spread;
+            copies.iter_mut().for_each(|copy| copy.data[i] = parameters.data[i]);
         }
     }
 }

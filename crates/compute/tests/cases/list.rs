@@ -32,6 +32,13 @@ fn rows(cases: &mut Vec<Case>) {
         cases.extend(into_state(&grad));
         cases.push(grad);
     }
+    // More rows than blocks of a card work on at a time.
+    let (n, c) = (1701, 1040);
+    let statistics = [random(&[n], 6), map(random(&[n], 7), |x| 0.5 + x.abs())];
+    let mut inputs = vec![random(&[n, c], 8), random(&[n, c], 9), random(&[c], 10)];
+    inputs.extend(statistics);
+    inputs.push(random(&[n, c], 11));
+    norm_grads(cases, NormGrads { centred: true, shift: true, bias: false, add: false }, &inputs);
     for dims in [&[1, 1][..], &[3, 5], &[2, 7, 33], &[1, 600, 64], &[3, 1031], &[2, 80, 257], &[9, 1600]] {
         let shape = Shape::new(dims);
         let (n, c) = (shape.rows(), shape.columns());
@@ -461,7 +468,13 @@ fn whole_attention(cases: &mut Vec<Case>, [b, t, d]: [usize; 3], attention: Atte
     cases.push(Case { kernel, inputs: forward, outputs, terms: t });
     inputs.splice(1..4, [random(&joint, 1)]);
     let kernel = Kernel::JointAttentionGrad(attention);
-    cases.push(Case { kernel, inputs, outputs: vec![random(&joint, 9)], terms: t + d });
+    cases.push(Case { kernel, inputs: inputs.clone(), outputs: vec![random(&joint, 9)], terms: t + d });
+    // What a query sees is all the same to sums.
+    if attention.window == 0 {
+        let kernel = Kernel::JointAttentionGrads { of: attention, add: b % 2 == 0 };
+        let outputs = vec![random(&joint, 9), random(&joint[2..], 10)];
+        cases.push(Case { kernel, inputs, outputs, terms: t + d });
+    }
 }
 
 /// Plain, each departure alone, and both.
@@ -551,6 +564,20 @@ fn states(cases: &mut Vec<Case>) {
     }
     guards(cases);
     muon(cases);
+}
+
+/// Steps of Adam that keep a working copy, which only cards do.
+pub fn adams_with_copies() -> Vec<Case> {
+    let mut cases = Vec::new();
+    states(&mut cases);
+    cases.retain(|case| matches!(case.kernel, Kernel::Adam(_)));
+    let with_copy = |case: &Case, of: DType| {
+        let mut case = case.clone();
+        let copy = map(random(case.inputs[0].of.shape.dims(), 9), |x| of.round(x.into()) as f32);
+        case.outputs.push(Tensor { of: copy.of.with_dtype(of), ..copy });
+        case
+    };
+    cases.iter().flat_map(|case| [DType::BF16, DType::F16].map(|of| with_copy(case, of))).collect()
 }
 
 /// What Muon does between its products, and running averages: applied and refused.

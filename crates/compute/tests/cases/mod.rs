@@ -5,10 +5,10 @@
 mod list;
 
 pub use list::all;
+#[allow(unused_imports, reason = "only a card has them")]
+pub use list::{adams_with_copies, eight_bit_heads, quantised, scaled_products};
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
-#[allow(unused_imports, reason = "only a card has them")]
-pub use list::{eight_bit_heads, quantised, scaled_products};
 
 /// What products can be of.
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
@@ -68,6 +68,7 @@ impl Case {
                 add
             }
             Kernel::NormGrads(of) => of.add && output > 0,
+            Kernel::JointAttentionGrads { add, .. } => add && output > 0,
             _ => false,
         };
         let before = match &self.outputs[output].data {
@@ -95,6 +96,11 @@ impl Case {
             Kernel::CachedAttention(_) if output == 0 => {
                 scale.max(largest(&self.inputs[0].reals())).max(largest(&self.outputs[3].reals()))
             }
+            // So do the rows of a sum, whose errors add up.
+            Kernel::JointAttentionGrads { .. } if output == 1 => {
+                let rows = self.inputs[0].of.shape.rows() as f64;
+                scale.max(rows.sqrt() * largest(&self.inputs[0].reals()))
+            }
             _ => scale,
         };
         let products = self.products().epsilon();
@@ -105,6 +111,7 @@ impl Case {
     fn rounded_like(&self, output: usize) -> DType {
         let is_sum_of_first = match self.kernel {
             Kernel::NormGrads(of) => of.bias && output == self.outputs.len() - 1,
+            Kernel::JointAttentionGrads { .. } => output == 1,
             _ => false,
         };
         self.outputs[if is_sum_of_first { 0 } else { output }].of.dtype
@@ -145,7 +152,10 @@ impl Case {
             }
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
-            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) | Kernel::CachedAttention(of) => {
+            Kernel::JointAttention(of)
+            | Kernel::JointAttentionGrad(of)
+            | Kernel::JointAttentionGrads { of, .. }
+            | Kernel::CachedAttention(of) => {
                 of.products = dtype;
             }
             _ => (),
@@ -160,7 +170,10 @@ impl Case {
             Kernel::Op(op) | Kernel::OpInto { op, .. } => *op.products_mut()? = dtype,
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
-            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) | Kernel::CachedAttention(of) => {
+            Kernel::JointAttention(of)
+            | Kernel::JointAttentionGrad(of)
+            | Kernel::JointAttentionGrads { of, .. }
+            | Kernel::CachedAttention(of) => {
                 of.products = dtype;
             }
             _ => return None,
@@ -176,9 +189,10 @@ impl Case {
             }
             Kernel::HeadLoss(head) => head.products,
             Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products,
-            Kernel::JointAttention(of) | Kernel::JointAttentionGrad(of) | Kernel::CachedAttention(of) => {
-                of.products
-            }
+            Kernel::JointAttention(of)
+            | Kernel::JointAttentionGrad(of)
+            | Kernel::JointAttentionGrads { of, .. }
+            | Kernel::CachedAttention(of) => of.products,
             _ => DType::F32,
         }
     }
@@ -192,6 +206,7 @@ impl Case {
                 Kernel::HeadLoss(_)
                     | Kernel::JointAttention(_)
                     | Kernel::JointAttentionGrad(_)
+                    | Kernel::JointAttentionGrads { .. }
                     | Kernel::CachedAttention(_)
             ),
         };
@@ -263,6 +278,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::AddLayerNorm { .. } | Kernel::AddRmsNorm { .. } => 1.0,
         Kernel::JointAttention(_) | Kernel::CachedAttention(_) => 1.0,
         Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd | Kernel::JointAttentionGrad(_) => 4.0,
+        Kernel::JointAttentionGrads { .. } => 4.0,
         Kernel::NormGrads(_) | Kernel::JointSiluGate | Kernel::JointSiluGateGrad => 4.0,
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
@@ -303,6 +319,7 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::JointSiluGate | Kernel::JointSiluGateGrad => (&[], &[]),
         Kernel::JointAttention(_) | Kernel::CachedAttention(_) => (&[], &[1]),
         Kernel::JointAttentionGrad(_) => (&[3], &[]),
+        Kernel::JointAttentionGrads { .. } => (&[3], &[1]),
         Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),
         Kernel::ScaledProduct { add: true, .. } => (&[0, 1, 2, 3], &[0]),
         Kernel::ScaledProduct { .. } => (&[0, 1, 2, 3], &[]),

@@ -49,7 +49,7 @@ pub(super) fn fuse_one_bias_gradient(graph: &mut Graph) -> bool {
 }
 
 /// Whether the writes of a node may happen at another's place: nothing between touches what it writes.
-fn can_move(graph: &Graph, from: usize, to: usize) -> bool {
+pub(super) fn can_move(graph: &Graph, from: usize, to: usize) -> bool {
     let between = &graph.nodes[from.min(to) + 1..from.max(to)];
     graph.nodes[from].outputs.iter().all(|&state| !touches(between, graph, state))
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ironmill_compute::{Adam, DType, Device, GUARD_STATISTICS, Guard, HostData, Sgd, UpdateRange, Verdict};
+use ironmill_compute::{
+    Adam, DType, Device, GUARD_STATISTICS, Guard, HostData, Reference, Sgd, UpdateRange, Verdict,
+};
 use ironmill_graph::{
     EightBits, Layout, Muon, MuonMatrix, Optimiser, OptimiserState, Passes, Runtime, States, update_program,
 };
@@ -95,6 +97,7 @@ fn declare(states: &mut States, optimiser: &Optimiser, len: usize) -> OptimiserS
         loss: states.declare("loss", DType::F32, 1),
         guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
         average: None,
+        working: None,
         len,
     }
 }
@@ -164,6 +167,37 @@ fn cpu_updates_as_the_reference_does() {
                 assert_close(&name("moments"), got, expected, bound);
             }
             assert_eq!(got.counter, 4.0);
+        }
+    }
+}
+
+/// Whatever moves the masters, their working copy is what they round to; what is frozen is there from the beginning.
+#[test]
+fn a_working_copy_follows_its_masters() {
+    let layout = layout();
+    let (len, start) = (layout.len(), normals(1, layout.len()));
+    for kind in KINDS {
+        let optimiser = kind.with(layout.update_ranges(kind.weight_decay()));
+        let mut states = States::default();
+        let state = declare(&mut states, &optimiser, len);
+        let copy = states.declare("working copy", DType::BF16, len);
+        let state = OptimiserState { working: Some((copy, DType::BF16)), ..state };
+        let update = update_program(state, clipping(1.0), optimiser);
+        let mut runtime = Runtime::new(Box::new(Reference::rounded()), &states).unwrap();
+        let program = runtime.compile(update.graph, &Passes::ALL).unwrap();
+        let rounded = |masters: &[f64]| masters.iter().map(|&x| DType::BF16.round(x)).collect::<Vec<_>>();
+        runtime.write_state(state.parameters, 0..len, HostData::F64(&start)).unwrap();
+        runtime.write_state(copy, 0..len, HostData::F64(&rounded(&start))).unwrap();
+        runtime.write(program, update.learning_rate, HostData::F32(&[0.01])).unwrap();
+        runtime.write(program, update.targets, HostData::F32(&[1.0])).unwrap();
+        // The second step is refused.
+        for gradients in [gradients(0), vec![f64::NAN; len], gradients(1)] {
+            runtime.write_state(state.gradients, 0..len, HostData::F64(&gradients)).unwrap();
+            runtime.run(program).unwrap();
+            let [masters, copied] =
+                [state.parameters, copy].map(|state| runtime.read_state_f64(state, 0..len).unwrap());
+            assert_ne!(masters, start);
+            assert_eq!(copied, rounded(&masters), "{kind:?}");
         }
     }
 }

@@ -109,6 +109,7 @@ impl Model {
             loss,
             guard,
             average: None,
+            working: None,
             len,
         };
         Model { size, layout, states, optimiser, working }

@@ -15,7 +15,7 @@ use ironmill_compute::{
 use ironmill_data::Loader;
 use ironmill_graph::{
     Accumulate, Graph, OptimiserState, ProgramId, Randomness, Runtime, StateId, States, Tensor, Update,
-    dry_run, push_refresh, update_program,
+    dry_run, update_program,
 };
 
 use super::{
@@ -597,19 +597,16 @@ fn declare(states: &mut States, model: &Model, options: &TrainOptions) -> Traini
         guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
         average: (options.average > 0.0)
             .then(|| (states.declare("average", DType::F32, len), options.average)),
+        working: buffers.working.map(|Working { dtype, copy, .. }| (copy, dtype)),
         len,
     };
     TrainingState { model: buffers, optimiser }
 }
 
-/// Guard, optimiser and average over the flat buffers, and the refreshing of a working copy.
+/// Guard, optimiser and average over the flat buffers and a working copy.
 fn update_graph(model: &Model, state: TrainingState, options: &TrainOptions) -> Update {
     let guard = options.guard.build(options.grad_clip);
-    let mut step = update_program(state.optimiser, guard, options.optimiser(model.layout()));
-    if let Some(Working { dtype, copy, .. }) = state.model.working {
-        push_refresh(&mut step.graph, state.optimiser.len, dtype, state.model.parameters, copy);
-    }
-    step
+    update_program(state.optimiser, guard, options.optimiser(model.layout()))
 }
 
 /// Forward, loss and backward of one micro-batch; gradients and the loss are written (or added) to state.

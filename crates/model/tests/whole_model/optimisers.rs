@@ -83,6 +83,7 @@ fn run(device: Box<dyn Device>, golden: &Golden, rate: f64, optimiser: Optimiser
         loss: states.declare("loss", DType::F32, 1),
         guard: states.declare("guard", DType::F32, GUARD_STATISTICS),
         average: None,
+        working: None,
         len,
     };
     let guard = Guard { clip: 0.0, loss_outlier: 0.0, norm_outlier: 0.0, warmup: 0, holds: true };

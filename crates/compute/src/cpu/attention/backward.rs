@@ -51,8 +51,13 @@ struct Task<'a> {
 }
 
 /// The operands are d_out, then (q, k, v) or all three in one, then out, log-sum-exp and borders where there are any; the
-/// outputs are the gradients of (q, k, v) or all three in one.
-pub(in super::super) fn attention_grad(context: &mut Context<'_>, operands: &mut Operands<'_>, sizes: Sizes) {
+/// gradients are those of (q, k, v) or of all three in one.
+pub(in super::super) fn attention_grad<const N: usize>(
+    context: &mut Context<'_>,
+    operands: &Operands<'_>,
+    gradients: [&mut [f32]; N],
+    sizes: Sizes,
+) {
     let simd = context.simd;
     let Sizes { batch, queries, keys, head_dim, attention, .. } = sizes;
     let [q, k, v] = if sizes.is_joint { [1, 1, 1] } else { [1, 2, 3] }.map(|index| operands.input(index));
@@ -69,16 +74,16 @@ pub(in super::super) fn attention_grad(context: &mut Context<'_>, operands: &mut
         borders: attention.borders.then(|| operands.indices(next + 2)),
     };
     let widths = [attention.heads, attention.kv_heads, attention.kv_heads].map(|heads| heads * head_dim);
-    let grids = if sizes.is_joint {
-        let columns = widths.iter().sum();
-        Grid::new(operands.output(0), [batch, queries, columns], [queries, columns]).side_by_side(widths)
-    } else {
-        let lengths = [queries, keys, keys];
-        std::array::from_fn(|i| {
-            Grid::new(operands.output(i), [batch, lengths[i], widths[i]], [lengths[i], widths[i]])
-        })
+    let mut gradients = gradients.into_iter();
+    let mut grid = |rows: usize, columns: usize| {
+        let gradient = gradients.next().expect("one gradient for all, or one for each");
+        Grid::new(gradient, [batch, rows, columns], [rows, columns])
     };
-    let [d_q, d_k, d_v] = grids;
+    let [d_q, d_k, d_v] = if sizes.is_joint {
+        grid(queries, widths.iter().sum()).side_by_side(widths)
+    } else {
+        [grid(queries, widths[0]), grid(keys, widths[1]), grid(keys, widths[2])]
+    };
     let is_split = batch * attention.kv_heads < context.pool.threads() && queries.max(keys) > CHUNK;
     if !is_split {
         let grids = [

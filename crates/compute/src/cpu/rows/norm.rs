@@ -277,7 +277,14 @@ pub(in super::super) fn linear_grad_bias(context: &mut Context<'_>, operands: &m
     bias_sums(context, operands.input(0), columns, operands.output(0), add);
 }
 
-fn bias_sums(context: &mut Context<'_>, d_y: &[f32], columns: usize, d_b: &mut [f32], add: bool) {
+/// Sums of rows of so many columns, or what they add to what is there.
+pub(in super::super) fn bias_sums(
+    context: &mut Context<'_>,
+    d_y: &[f32],
+    columns: usize,
+    d_b: &mut [f32],
+    add: bool,
+) {
     let (simd, rows) = (context.simd, d_y.len() / columns.max(1));
     let row = |row: usize, part: &mut [f32]| {
         vector::accumulate(simd, &d_y[row * columns..(row + 1) * columns], part);

@@ -9,7 +9,8 @@
 // work while others begin or end.
 //
 // The backward pass calculates scores again from the log-sum-exp, once by queries and once by keys: every gradient has
-// one owner.
+// one owner. Where they are wanted, a warpgroup also leaves the sums of the columns of its gradients, before these are
+// rounded: [64 positions each, columns].
 #include "attention_warpgroup.cuh"
 
 #if REAL != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -19,11 +20,13 @@
 // A block's tile, 0 being the longest, and its head among all samples' heads.
 struct Work { u32 tile, head; };
 
-// TOGETHER heads run at about the same time: few enough that what they read stays in the cache, enough that the long
-// tiles of all of them begin before the short ones.
-template <u32 TOGETHER> __device__ __forceinline__ Work work_of(u32 index, u32 tiles, u32 all_heads) {
-    u32 first = index / (TOGETHER * tiles) * TOGETHER;
-    u32 count = min(TOGETHER, all_heads - first), within = index - first * tiles;
+// At most MOST heads run at about the same time: few enough that what they read stays in the cache, enough that the long
+// tiles of all of them begin before the short ones. They are shared out evenly, because few heads at the end would leave
+// multiprocessors idle behind their long tiles.
+template <u32 MOST> __device__ __forceinline__ Work work_of(u32 index, u32 tiles, u32 all_heads) {
+    u32 turns = (all_heads + MOST - 1) / MOST, together = (all_heads + turns - 1) / turns;
+    u32 first = index / (together * tiles) * together;
+    u32 count = min(together, all_heads - first), within = index - first * tiles;
     return Work{within / count, first + within % count};
 }
 
@@ -235,8 +238,8 @@ constexpr int OTHERS = 64, OTHERS_TILE = TILE_BYTES<OTHERS>;
 extern "C" __global__ void __launch_bounds__(BY_QUERY_GROUPS * GROUP_THREADS, BY_QUERY_BLOCKS)
 attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map,
                      const real* d_out, const real* out, const float* log_sum_exp, float* statistics, real* d_q,
-                     u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_heads, u32 q_stride, u32 causal,
-                     float scale) {
+                     float* column_sums, u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_heads,
+                     u32 q_stride, u32 columns, u32 causal, float scale) {
     constexpr int GROUPS = BY_QUERY_GROUPS, STAGES = BY_QUERY_STAGES, WARPS = GROUPS * GROUP_WARPS;
     constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -350,6 +353,11 @@ attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map,
     group_wait(group);
     store_sums(sums, factors, q_tile + warp * 16 * SHEET_ROW_BYTES, d_q + (u64)b * queries * q_stride + h * HEAD,
                q_stride, own + warp * 16, queries);
+    if (column_sums && own < (int)queries) {
+        u64 chunk = (u64)b * ((queries + GROUP_ROWS - 1) / GROUP_ROWS) + own / GROUP_ROWS;
+        leave_column_sums(sums, scale, memory + (d_out_tile - own_tiles), column_sums + chunk * columns + h * HEAD, group,
+                          own + warp * 16, queries);
+    }
 }
 
 // ---- Backward, by keys -------------------------------------------------------------------------------------------
@@ -363,8 +371,8 @@ constexpr u32 BY_KEY_TOGETHER = 192;
 
 extern "C" __global__ void __launch_bounds__(BY_KEY_GROUPS * GROUP_THREADS, BY_KEY_BLOCKS)
 attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics, real* d_k, real* d_v,
-                      u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_kv_heads, u32 kv_stride, u32 causal,
-                      float scale) {
+                      float* k_column_sums, float* v_column_sums, u32 queries, u32 keys, u32 heads, u32 group_heads,
+                      u32 all_kv_heads, u32 kv_stride, u32 columns, u32 causal, float scale) {
     constexpr int GROUPS = BY_KEY_GROUPS, STAGES = BY_KEY_STAGES;
     constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     constexpr int STATISTICS_BYTES = 2 * OTHERS * sizeof(float);
@@ -495,6 +503,14 @@ attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const floa
     group_wait(group);
     store_sums(k_sums, k_factors, own_k + warp * 16 * SHEET_ROW_BYTES, d_k + at, kv_stride, own + warp * 16, keys);
     store_sums(v_sums, v_factors, own_v + warp * 16 * SHEET_ROW_BYTES, d_v + at, kv_stride, own + warp * 16, keys);
+    if (k_column_sums) {
+        static_assert(GROUPS == 1, "nobody works on the stages any more");
+        u64 chunk = (u64)b * ((keys + GROUP_ROWS - 1) / GROUP_ROWS) + own / GROUP_ROWS, to = chunk * columns + h * HEAD;
+        unsigned char* scratch = memory + (stages - own_tiles);
+        int first = own + warp * 16;
+        leave_column_sums(k_sums, scale, scratch, k_column_sums + to, group, first, keys);
+        leave_column_sums(v_sums, 1.0f, scratch + COLUMN_SUMS_BYTES, v_column_sums + to, group, first, keys);
+    }
 }
 
 #endif

@@ -222,3 +222,45 @@ __device__ __forceinline__ void store_sums(const float (&sums)[HEAD / 2], const 
         *reinterpret_cast<uint4*>(head + (u64)(first + row) * stride + piece * 8) = load_shared(from);
     }
 }
+
+// What `leave_column_sums` needs of shared memory.
+constexpr int COLUMN_SUMS_BYTES = GROUP_WARPS * HEAD * sizeof(float);
+
+// The sums over eight lanes, 4 apart, of 2·HALF numbers: each gives half of what it has to another lane and keeps the other half,
+// until two numbers are left.
+template <int HALF> __device__ __forceinline__ void sum_lanes(float (&own)[16], int lane) {
+    bool is_upper = lane & 2 * HALF;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float lower = own[i], upper = own[i + HALF], given = is_upper ? lower : upper;
+        own[i] = (is_upper ? upper : lower) + __shfl_xor_sync(0xffffffffu, given, 2 * HALF);
+    }
+    if constexpr (HALF > 2) sum_lanes<HALF / 2>(own, lane);
+}
+
+// The sums of the columns of a warpgroup's 64 rows, times a factor, to HEAD places from `to` on; rows past `rows` do not count.
+// `first` is the first of the warp's 16 rows. All warps of the group call it.
+__device__ __forceinline__ void leave_column_sums(const float (&sums)[HEAD / 2], float factor, unsigned char* scratch,
+                                                  float* to, int group, int first, int rows) {
+    float* parts = reinterpret_cast<float*>(scratch);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, row = first + lane / 4;
+#pragma unroll
+    for (int sheet = 0; sheet < SHEETS; sheet++) {
+        float own[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            int at = 32 * sheet + i / 2 * 4 + i % 2;
+            own[i] = (row < rows ? sums[at] : 0.0f) + (row + 8 < rows ? sums[at + 2] : 0.0f);
+        }
+        sum_lanes<8>(own, lane);
+        // The columns of what is left follow each other as the lanes do.
+        *reinterpret_cast<float2*>(&parts[warp * HEAD + 64 * sheet + lane * 2]) = make_float2(own[0], own[1]);
+    }
+    group_wait(group);
+    for (int column = threadIdx.x % GROUP_THREADS; column < HEAD; column += GROUP_THREADS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int part = 0; part < GROUP_WARPS; part++) sum += parts[part * HEAD + column];
+        to[column] = factor * sum;
+    }
+}

@@ -210,12 +210,59 @@ __device__ __forceinline__ void norm_grad(const real* __restrict__ d_y, const re
 // The same, and on the way the sums over rows that are gradients of the norm's parameters and of a bias: of d_y·x̂, of d_y,
 // and of what is stored in d_x. A thread sums its columns over the rows of its team, a block adds its teams' sums in order
 // and leaves them in `partials` [blocks, SUMS, columns].
-//
+constexpr int SUMS = 1 + SHIFTS + SUMS_ROWS;
+constexpr int SUM_THREADS = TEAM <= 32 ? 128 : TEAM;
+// Where a row has a whole block and a thread one pack of it, the next rows are copied ahead: see below.
+constexpr bool AHEAD = WIDE && PACKS == 1 && TEAM > 32 && TEAM <= 512;
+// Warps of a multiprocessor that registers allow.
+constexpr int SUM_WARPS = AHEAD ? 28 : 16;
+constexpr int SUM_BLOCKS = TEAM <= 32 ? 4 : TEAM < SUM_WARPS * 32 ? SUM_WARPS * 32 / TEAM : 1;
+
+// What a thread adds to its sums for one pack of a row, and to the two sums over the row.
+__device__ __forceinline__ void sum_pack(const Kept<W>& d_y, const Kept<W>& x, const float (&gains)[W], float mean,
+                                         float rstd, int k, float (&sums)[SUMS][PACKS][W], float& scaled,
+                                         float& product) {
+    float d[W], normal[W];
+    d_y.get(d);
+    x.get(normal);
+#pragma unroll
+    for (int e = 0; e < W; e++) {
+        const float g = d[e] * gains[e], hat = (normal[e] - mean) * rstd;
+        scaled += g;
+        product += g * hat;
+        sums[0][k][e] += d[e] * hat;
+        if (SHIFTS) sums[SHIFTS][k][e] += d[e];
+    }
+}
+
+// One pack of d_x, stored and summed.
+__device__ __forceinline__ void write_pack(const Kept<W>& d_y, const Kept<W>& x, const Kept<W>& other,
+                                           const float (&gains)[W], float mean, float rstd, float mean_scaled,
+                                           float mean_product, real* to, int k, float (&sums)[SUMS][PACKS][W]) {
+    float d[W], normal[W], before[W];
+    d_y.get(d);
+    x.get(normal);
+    other.get(before);
+    const float slope = rstd * mean_product;
+#pragma unroll
+    for (int e = 0; e < W; e++) {
+        const float rest = fmaf(normal[e] - mean, slope, mean_scaled);
+        d[e] = fmaf(rstd, fmaf(d[e], gains[e], -rest), before[e]);
+    }
+    Kept<W> stored;
+    stored.set(d);
+    stored.save(to);
+    if constexpr (SUMS_ROWS) {
+        stored.get(d);
+#pragma unroll
+        for (int e = 0; e < W; e++) sums[SUMS - 1][k][e] += d[e];
+    }
+}
+
+#if TEAM <= 32
 // Sums leave few registers, and so few threads, to wait for memory. Where a warp has a row, the next row is therefore copied
 // into shared memory while the last one is worked on.
-constexpr int SUMS = 1 + SHIFTS + SUMS_ROWS;
-constexpr int SUM_THREADS = TEAM <= 32 ? 128 : TEAM, SUM_TEAMS = SUM_THREADS / TEAM;
-constexpr int SUM_BLOCKS = SUM_THREADS > 128 ? 1 : (PACKS <= 3 ? 4 : PACKS <= 5 ? 3 : 2) * 128 / SUM_THREADS;
+constexpr int SUM_TEAMS = SUM_THREADS / TEAM;
 
 // The rows of d_y, x and other that a thread works on, one after the other.
 struct RowsInTurn {
@@ -309,18 +356,9 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
         for (int k = 0; k < PACKS; k++) {
             const u32 column = (k * TEAM + lane) * W;
             if (lives && column < columns) {
-                float d[W], normal[W], gains[W];
-                in.get(0, k).get(d);
-                in.get(1, k).get(normal);
+                float gains[W];
                 load(gain + column, gains);
-#pragma unroll
-                for (int e = 0; e < W; e++) {
-                    const float g = d[e] * gains[e], hat = (normal[e] - mean) * rstd;
-                    scaled += g;
-                    product += g * hat;
-                    sums[0][k][e] += d[e] * hat;
-                    if (SHIFTS) sums[SHIFTS][k][e] += d[e];
-                }
+                sum_pack(in.get(0, k), in.get(1, k), gains, mean, rstd, k, sums, scaled, product);
             }
         }
         team_sums(scaled, product);
@@ -330,62 +368,175 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
         for (int k = 0; k < PACKS; k++) {
             const u32 column = (k * TEAM + lane) * W;
             if (lives && column < columns) {
-                float d[W], normal[W], gains[W], before[W];
-                in.get(0, k).get(d);
-                in.get(1, k).get(normal);
-                in.get(2, k).get(before);
+                float gains[W];
                 load(gain + column, gains);
-#pragma unroll
-                for (int e = 0; e < W; e++) {
-                    const float inner = d[e] * gains[e] - mean_scaled - (normal[e] - mean) * rstd * mean_product;
-                    d[e] = rstd * inner + before[e];
-                }
-                Kept<W> stored;
-                stored.set(d);
-                stored.save(d_x + at + column);
-                if constexpr (SUMS_ROWS) {
-                    stored.get(d);
-#pragma unroll
-                    for (int e = 0; e < W; e++) sums[SUMS - 1][k][e] += d[e];
-                }
+                write_pack(in.get(0, k), in.get(1, k), in.get(2, k), gains, mean, rstd, mean_scaled, mean_product,
+                           d_x + at + column, k, sums);
             }
         }
         in.end_row();
     }
     float* to = partials + (u64)blockIdx.x * SUMS * columns;
-    if constexpr (SUM_TEAMS == 1) {
+    // Rows were asked for past the last one, of which nothing came: shared memory is free.
+    constexpr u32 ROW = TEAM * PACKS * W;
+    float* parts = reinterpret_cast<float*>(shared);
 #pragma unroll
-        for (int s = 0; s < SUMS; s++) {
+    for (int s = 0; s < SUMS; s++) {
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+#pragma unroll
+            for (int e = 0; e < W; e++) parts[team * ROW + (k * TEAM + lane) * W + e] = sums[s][k][e];
+        }
+        __syncthreads();
+        for (u32 column = threadIdx.x; column < columns; column += SUM_THREADS) {
+            float sum = 0.0f;
+            for (u32 part = 0; part < SUM_TEAMS; part++) sum += parts[part * ROW + column];
+            to[s * columns + column] = sum;
+        }
+    }
+}
+#else
+// A long row has a whole block, and a thread as few columns of it as possible: the fewer sums it keeps, the more threads wait
+// for memory. AHEAD, two rows are worked on at a time, for one barrier, while the next two are copied into shared memory.
+constexpr int AT_ONCE = AHEAD ? 2 : 1, WARPS = TEAM / 32;
+
+// A thread's part of the rows of d_y, x and other, AT_ONCE of them after another.
+struct RowsInTurn {
+    const real* from[3];
+    u64 rows;
+    u32 columns;
+    // Shared memory: [2, AT_ONCE, 3, TEAM] packs. A thread reads what it copied itself.
+    uint4* kept;
+    Kept<W> packs[AHEAD ? 1 : 3][AHEAD ? 1 : PACKS];
+
+    __device__ __forceinline__ uint4* place(u32 turn, int r, int part) const {
+        return kept + ((turn * AT_ONCE + r) * 3 + part) * TEAM + threadIdx.x;
+    }
+    __device__ __forceinline__ void ask(u64 first, u32 turn) {
+        if constexpr (AHEAD) {
+            const u32 column = threadIdx.x * W;
+#pragma unroll
+            for (int r = 0; r < AT_ONCE; r++) {
+                if (first + r >= rows || column >= columns) continue;
+                const u64 at = (first + r) * columns + column;
+#pragma unroll
+                for (int part = 0; part < 3; part++) copy_ahead(place(turn, r, part), from[part] + at);
+            }
+            end_group();
+        }
+    }
+    // Rows `first`.. are there; the next ones are asked for.
+    __device__ __forceinline__ void take(u64 first, u64 step, u32 turn) {
+        if constexpr (AHEAD) {
+            ask(first + step, turn ^ 1);
+            wait_for_all_but<1>();
+        } else {
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
-                const u32 column = (k * TEAM + lane) * W;
+                const u32 column = (k * TEAM + threadIdx.x) * W;
+                if (first >= rows || column >= columns) continue;
 #pragma unroll
-                for (int e = 0; e < W; e++) {
-                    if (column < columns) to[s * columns + column + e] = sums[s][k][e];
-                }
+                for (int part = 0; part < 3; part++) packs[part][k].load(from[part] + first * columns + column);
             }
         }
-    } else {
-        // Rows were asked for past the last one, of which nothing came: shared memory is free.
-        constexpr u32 ROW = TEAM * PACKS * W;
-        float* parts = reinterpret_cast<float*>(shared);
+    }
+    __device__ __forceinline__ Kept<W> get(u32 turn, int r, int part, int k) const {
+        if constexpr (AHEAD) {
+            return *reinterpret_cast<const Kept<W>*>(place(turn, r, part));
+        } else {
+            return packs[part][k];
+        }
+    }
+};
+
+template <bool CENTRES>
+__device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const real* __restrict__ x,
+                                           const real* __restrict__ gain, const float* __restrict__ means,
+                                           const float* __restrict__ rstds, const real* __restrict__ other,
+                                           real* __restrict__ d_x, float* __restrict__ partials, u64 rows,
+                                           u32 columns) {
+    extern __shared__ uint4 shared[];
+    // Of every warp the two sums of a row, in one of two places in turn: a warp that is ahead writes into the other one.
+    __shared__ float2 warps[2][AT_ONCE][WARPS];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const float share = 1.0f / (float)columns;
+    float sums[SUMS][PACKS][W] = {};
+    float gains[PACKS][W];
 #pragma unroll
-        for (int s = 0; s < SUMS; s++) {
-            __syncthreads();
+    for (int k = 0; k < PACKS; k++) {
+        const u32 column = (k * TEAM + threadIdx.x) * W;
+        if (column < columns) load(gain + column, gains[k]);
+    }
+    const u64 step = (u64)gridDim.x * AT_ONCE;
+    u64 first = (u64)blockIdx.x * AT_ONCE;
+    RowsInTurn in{{d_y, x, other}, rows, columns, shared};
+    in.ask(first, 0);
+    // Statistics are asked for ahead, too.
+    float mean[AT_ONCE], rstd[AT_ONCE];
+    const auto know = [&](u64 first) {
+#pragma unroll
+        for (int r = 0; r < AT_ONCE; r++) {
+            mean[r] = CENTRES && first + r < rows ? means[first + r] : 0.0f;
+            rstd[r] = first + r < rows ? rstds[first + r] : 0.0f;
+        }
+    };
+    know(first);
+    for (u32 turn = 0; first < rows; first += step, turn ^= 1) {
+        in.take(first, step, turn);
+#pragma unroll
+        for (int r = 0; r < AT_ONCE; r++) {
+            float scaled = 0.0f, product = 0.0f;
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
-#pragma unroll
-                for (int e = 0; e < W; e++) parts[team * ROW + (k * TEAM + lane) * W + e] = sums[s][k][e];
+                if (first + r >= rows || (k * TEAM + threadIdx.x) * W >= columns) continue;
+                sum_pack(in.get(turn, r, 0, k), in.get(turn, r, 1, k), gains[k], mean[r], rstd[r], k, sums, scaled,
+                         product);
             }
-            __syncthreads();
-            for (u32 column = threadIdx.x; column < columns; column += SUM_THREADS) {
-                float sum = 0.0f;
-                for (u32 part = 0; part < SUM_TEAMS; part++) sum += parts[part * ROW + column];
-                to[s * columns + column] = sum;
+            scaled = warp_sum(scaled);
+            product = warp_sum(product);
+            if (lane == 0) warps[turn][r][warp] = make_float2(scaled, product);
+        }
+        float own_mean[AT_ONCE], own_rstd[AT_ONCE];
+#pragma unroll
+        for (int r = 0; r < AT_ONCE; r++) {
+            own_mean[r] = mean[r];
+            own_rstd[r] = rstd[r];
+        }
+        know(first + step);
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < AT_ONCE; r++) {
+            float scaled = 0.0f, product = 0.0f;
+#pragma unroll 8
+            for (int w = 0; w < WARPS; w++) {
+                scaled += warps[turn][r][w].x;
+                product += warps[turn][r][w].y;
+            }
+            const float mean_scaled = CENTRES ? scaled * share : 0.0f, mean_product = product * share;
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                const u32 column = (k * TEAM + threadIdx.x) * W;
+                if (first + r >= rows || column >= columns) continue;
+                write_pack(in.get(turn, r, 0, k), in.get(turn, r, 1, k), in.get(turn, r, 2, k), gains[k], own_mean[r],
+                           own_rstd[r], mean_scaled, mean_product, d_x + (first + r) * columns + column, k, sums);
+            }
+        }
+    }
+    float* to = partials + (u64)blockIdx.x * SUMS * columns;
+#pragma unroll
+    for (int s = 0; s < SUMS; s++) {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const u32 column = (k * TEAM + threadIdx.x) * W;
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                if (column < columns) to[s * columns + column + e] = sums[s][k][e];
             }
         }
     }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const real* x, const real* gain, const real* shift, real* y, float* means, float* rstds, u64 rows,

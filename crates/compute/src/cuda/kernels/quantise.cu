@@ -1,8 +1,8 @@
 // Numbers of eight bits from those of a tensor, or from what is computed of one on the way, as they stand and transposed.
 //
 // First the largest number is looked for in a part of the rows: a block of `largest_*` leaves one of PARTIALS. Then a block
-// of `e4m3_*` or `e5m2_*` brings a tile of 128 × 128 numbers through registers: a thread owns 8 neighbouring columns of 4
-// rows, turns their bytes round in registers and leaves words of 4 rows in shared memory, from where columns are
+// of `e4m3_*` or `e5m2_*` brings a tile of 128 × 128 numbers through registers: a thread owns 8 neighbouring columns of 4 or
+// 8 rows, turns their bytes round in registers and leaves words of 4 rows in shared memory, from where columns are
 // written. Rows and columns are multiples of 16. Sums of columns are taken of the numbers before they are rounded.
 #include "prelude.cuh"
 #include "gelu.cuh"
@@ -10,6 +10,12 @@
 constexpr u32 THREADS = 512, TILE = 128, EACH = 8, PARTIALS = 256;
 
 enum Source { STORED, GELU, GELU_GRAD, LOSS_GRAD };
+
+// Rows of a thread: more of them keep more on the way where much is calculated. Launchers know how many threads that makes.
+template <Source SOURCE> constexpr int ROWS_EACH = SOURCE == GELU || SOURCE == GELU_GRAD ? 8 : 4;
+template <Source SOURCE> constexpr u32 TILE_THREADS = 16 * TILE / ROWS_EACH<SOURCE>;
+// Blocks of a multiprocessor: as many as registers allow.
+template <Source SOURCE> constexpr int BLOCKS = SOURCE == GELU ? 4 : SOURCE == LOSS_GRAD ? 2 : 3;
 
 constexpr u32 IGNORED = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -152,14 +158,16 @@ template <Source SOURCE, bool E5M2>
 __device__ __forceinline__ void quantise(const real* first, const real* second, const u32* partials, float* unit,
                                          unsigned char* as_it_is, unsigned char* transposed, float* sums, u32 rows,
                                          u32 columns, const LossRows& loss_rows) {
-    __shared__ u32 tile[TILE * TILE / 4];
+    constexpr int EACH_ROWS = ROWS_EACH<SOURCE>, FOURS = EACH_ROWS / 4;
+    constexpr u32 GROUPS = TILE / EACH_ROWS;
+    __shared__ __align__(8) u32 tile[TILE * TILE / 4];
     const u32 pack = threadIdx.x % 16, group = threadIdx.x / 16;
     const u32 column = blockIdx.x * TILE + pack * EACH, first_row = blockIdx.y * TILE;
     __shared__ LossRow losses[SOURCE == LOSS_GRAD ? TILE : 1];
-    Numbers<SOURCE> numbers[4];
+    Numbers<SOURCE> numbers[EACH_ROWS];
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-        const u32 row = first_row + group * 4 + r;
+    for (int r = 0; r < EACH_ROWS; r++) {
+        const u32 row = first_row + group * EACH_ROWS + r;
         if (column < columns && row < rows) numbers[r].load(first, second, (u64)row * columns + column);
     }
     if constexpr (SOURCE == LOSS_GRAD) {
@@ -174,33 +182,39 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
 
     float total[EACH] = {};
-    u32 low[4] = {}, high[4] = {};
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-        const u32 row = first_row + group * 4 + r;
-        if (column >= columns || row >= rows) continue;
-        float x[EACH];
-        numbers[r].get(x, losses[SOURCE == LOSS_GRAD ? row - first_row : 0], column);
+    for (int four = 0; four < FOURS; four++) {
+        u32 low[4] = {}, high[4] = {};
 #pragma unroll
-        for (int e = 0; e < EACH; e++) total[e] += x[e];
+        for (int r = 0; r < 4; r++) {
+            const u32 row = first_row + group * EACH_ROWS + four * 4 + r;
+            if (column >= columns || row >= rows) continue;
+            float x[EACH];
+            numbers[four * 4 + r].get(x, losses[SOURCE == LOSS_GRAD ? row - first_row : 0], column);
 #pragma unroll
-        for (int e = 0; e < EACH; e++) x[e] *= scale;
-        low[r] = two_bytes<E5M2>(x[0], x[1]) | two_bytes<E5M2>(x[2], x[3]) << 16;
-        high[r] = two_bytes<E5M2>(x[4], x[5]) | two_bytes<E5M2>(x[6], x[7]) << 16;
-        if (as_it_is) *reinterpret_cast<uint2*>(as_it_is + (u64)row * columns + column) = make_uint2(low[r], high[r]);
-    }
-    turn(low);
-    turn(high);
+            for (int e = 0; e < EACH; e++) total[e] += x[e];
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
-        tile[place(pack * EACH + c, group / 2) + group % 2] = low[c];
-        tile[place(pack * EACH + 4 + c, group / 2) + group % 2] = high[c];
+            for (int e = 0; e < EACH; e++) x[e] *= scale;
+            low[r] = two_bytes<E5M2>(x[0], x[1]) | two_bytes<E5M2>(x[2], x[3]) << 16;
+            high[r] = two_bytes<E5M2>(x[4], x[5]) | two_bytes<E5M2>(x[6], x[7]) << 16;
+            if (as_it_is) {
+                *reinterpret_cast<uint2*>(as_it_is + (u64)row * columns + column) = make_uint2(low[r], high[r]);
+            }
+        }
+        turn(low);
+        turn(high);
+        const u32 word = group * FOURS + four;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            tile[place(pack * EACH + c, word / 2) + word % 2] = low[c];
+            tile[place(pack * EACH + 4 + c, word / 2) + word % 2] = high[c];
+        }
     }
     __syncthreads();
     if (transposed) {
 #pragma unroll
-        for (int i = 0; i < TILE / 32; i++) {
-            const u32 own = 32 * i + group, to = blockIdx.x * TILE + own, row = first_row + pack * 8;
+        for (int i = 0; i < TILE / GROUPS; i++) {
+            const u32 own = GROUPS * i + group, to = blockIdx.x * TILE + own, row = first_row + pack * 8;
             const uint2 words = *reinterpret_cast<const uint2*>(&tile[place(own, pack)]);
             if (to < columns && row < rows) *reinterpret_cast<uint2*>(transposed + (u64)to * rows + row) = words;
         }
@@ -216,7 +230,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
         if (own < TILE && to < columns) {
             float sum = 0.0f;
 #pragma unroll
-            for (int g = 0; g < TILE / 4; g++) sum += parts[g * TILE + own];
+            for (int g = 0; g < GROUPS; g++) sum += parts[g * TILE + own];
             sums[(u64)blockIdx.y * columns + to] = sum;
         }
     }
@@ -227,12 +241,12 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
         largest_##name(const real* first, const real* second, u32* partials, u32 rows, u32 columns, u32 stride) {      \
         largest<SOURCE>(first, second, partials, rows, columns, stride);                                               \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
         e4m3_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
         quantise<SOURCE, false>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {});         \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
         e5m2_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
         quantise<SOURCE, true>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {});          \
@@ -252,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     leave_largest(most, partials);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(TILE_THREADS<LOSS_GRAD>, BLOCKS<LOSS_GRAD>)
     e5m2_loss_grad(const real* logits, const u32* targets, const float* weights, const float* d_losses,
                    const float* log_sum_exps, const u32* partials, float* unit, unsigned char* as_it_is,
                    unsigned char* transposed, u32 rows, u32 columns, float smoothing, float z_loss) {

@@ -124,12 +124,23 @@ __device__ __forceinline__ void for_ranges(const Range* ranges, u32 n_ranges, u6
     }
 }
 
+// Four neighbours of a working copy.
+__device__ __forceinline__ void store_four(real* to, const float (&from)[4]) {
+#if REAL == 0
+    store(to, from);
+#else
+    *reinterpret_cast<uint2*>(to) =
+        make_uint2(narrow_pair(from[0], from[1], real()), narrow_pair(from[2], from[3], real()));
+#endif
+}
+
 // With g the clipped gradient: g ← g + decay·p (Adam); m ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; p ← p·(1 −
-// rate·decay) (AdamW); p ← p − rate·(m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε).
+// rate·decay) (AdamW); p ← p − rate·(m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε). Where there is a `copy`, it takes p.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adam(const float* __restrict__ gradients, float* __restrict__ parameters, float* __restrict__ first,
-         float* __restrict__ second, const Step* __restrict__ prepared, const Range* __restrict__ ranges, u32 n_ranges,
-         u64 n_tiles, float beta1, float rest1, float beta2, float rest2, float eps, u32 decoupled, u32 wide) {
+         float* __restrict__ second, real* __restrict__ copy, const Step* __restrict__ prepared,
+         const Range* __restrict__ ranges, u32 n_ranges, u64 n_tiles, float beta1, float rest1, float beta2,
+         float rest2, float eps, u32 decoupled, u32 wide) {
     const Step step = *prepared;
     if (!step.is_wanted) return;
     struct Terms {
@@ -160,9 +171,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             store(parameters + i, p);
             store(first + i, m);
             store(second + i, v);
+            if (copy) store_four(copy + i, p);
         },
         [=](u64 i, const Range& range) {
             change(gradients[i], parameters[i], first[i], second[i], terms(range));
+            if (copy) copy[i] = from_float<real>(parameters[i]);
         });
 }
 

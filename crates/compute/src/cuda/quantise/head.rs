@@ -160,5 +160,5 @@ fn quantise_gradient(
         Arg::F32(loss.label_smoothing),
         Arg::F32(loss.z_loss),
     ];
-    builder.kernel(File::Quantise, "e5m2_loss_grad", of, &[], tiles(rows, vocabulary), &arguments)
+    builder.kernel(File::Quantise, "e5m2_loss_grad", of, &[], tiles(rows, vocabulary, THREADS), &arguments)
 }

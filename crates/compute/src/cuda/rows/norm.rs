@@ -13,20 +13,12 @@ use crate::{device::View, error::Result, kernel::NormGrads, tensor::DType};
 
 /// The most packs of a row that a thread keeps, before more threads share the row.
 const MOST_PACKS: usize = 8;
-/// The same where a thread keeps sums of its columns, too.
-const MOST_SUMMED_PACKS: usize = 7;
-/// Threads of a block that sums.
+/// The same where a thread keeps sums of its columns, too, and a warp has the row.
+const MOST_SUMMED_PACKS: usize = 3;
+/// Threads of a block that sums where a row has a warp or less of them.
 const SUM_THREADS: usize = 128;
-
-/// Blocks that sum: what a large card runs at a time, at four, three or two to a multiprocessor. It depends on the shape alone,
-/// because it decides the order of sums.
-fn sum_blocks(packs: usize) -> usize {
-    132 * match packs {
-        0..=3 => 4,
-        4..=5 => 3,
-        _ => 2,
-    }
-}
+/// The most threads of a block.
+const MOST_THREADS: usize = 1024;
 
 /// How threads share a row; see the kernels.
 struct Teams {
@@ -37,19 +29,50 @@ struct Teams {
 
 impl Teams {
     fn new(real: DType, columns: usize, accesses: &[Arg]) -> Self {
-        Teams::with_packs(MOST_PACKS, real, columns, accesses)
+        // As many packs to a thread as registers hold.
+        let of_blocks = |packs: usize| packs.div_ceil(MOST_PACKS).next_power_of_two().min(MOST_THREADS);
+        Teams::with_packs(MOST_PACKS, of_blocks, real, columns, accesses)
     }
 
-    fn with_packs(most: usize, real: DType, columns: usize, accesses: &[Arg]) -> Self {
+    /// The same where threads keep sums of their columns, too.
+    fn summing(real: DType, columns: usize, accesses: &[Arg]) -> Self {
+        // As few packs to a thread as possible.
+        let of_blocks = |packs: usize| packs.div_ceil(packs.div_ceil(MOST_THREADS)).next_multiple_of(32);
+        Teams::with_packs(MOST_SUMMED_PACKS, of_blocks, real, columns, accesses)
+    }
+
+    /// Up to a warp, a pack per thread; then a warp, as long as none of its threads has more than `most`; then whole blocks.
+    fn with_packs(
+        most: usize,
+        of_blocks: impl Fn(usize) -> usize,
+        real: DType,
+        columns: usize,
+        accesses: &[Arg],
+    ) -> Self {
         let is_wide = all_aligned(accesses) && columns.is_multiple_of(width(real));
         let packs = columns.div_ceil(if is_wide { width(real) } else { 1 }).max(1);
-        // Up to a warp, a pack per thread; then as many packs as registers hold; then whole blocks.
         let team = match packs {
             _ if packs <= 32 => packs.next_power_of_two(),
             _ if packs <= 32 * most => 32,
-            _ => packs.div_ceil(most).next_power_of_two().min(1024),
+            _ => of_blocks(packs),
         };
         Teams { team, packs: packs.div_ceil(team), is_wide }
+    }
+
+    /// Of a kernel that sums: threads of a block, rows that it works on at a time, and blocks that a large card runs at a time.
+    /// All depends on the shape alone, because it decides the order of sums. See `SUM_BLOCKS` and `AT_ONCE` there.
+    fn sums(&self) -> [usize; 3] {
+        let (at_once, warps) = match self.is_ahead() {
+            _ if self.team <= 32 => return [SUM_THREADS, SUM_THREADS / self.team, 4 * 132],
+            true => (2, 28),
+            false => (1, 16),
+        };
+        [self.team, at_once, (32 * warps / self.team).max(1) * 132]
+    }
+
+    /// Whether a kernel that sums copies whole rows ahead: `AHEAD` there.
+    fn is_ahead(&self) -> bool {
+        self.is_wide && self.packs == 1 && (33..=512).contains(&self.team)
     }
 
     fn defines(&self) -> [(&'static str, usize); 3] {
@@ -160,22 +183,21 @@ pub(super) fn grads(builder: &mut Builder<'_>, launch: Launch<'_>, of: NormGrads
     let at = |view: &View| builder.pointer(view);
     let accesses: Vec<Arg> = before.iter().chain([other, d_x]).map(at).collect();
     let mut arguments: Vec<Arg> = own.iter().map(at).collect();
-    let teams = Teams::with_packs(MOST_SUMMED_PACKS, real, columns, &accesses);
-    let (threads, rows_at_once) =
-        if teams.team <= 32 { (SUM_THREADS, SUM_THREADS / teams.team) } else { (teams.team, 1) };
-    let most = sum_blocks(teams.packs) * SUM_THREADS / threads.min(SUM_THREADS);
+    let teams = Teams::summing(real, columns, &accesses);
+    let [threads, rows_at_once, most] = teams.sums();
     let blocks = rows.div_ceil(rows_at_once).clamp(1, most);
     let partials = builder.scratch(4 * blocks * sums.len() * columns);
     arguments.extend([builder.pointer(other), builder.pointer(d_x), partials, count(rows), columns.into()]);
     let name = if of.centred { "layer_norm_grads" } else { "rms_norm_grads" };
     let mut defines = teams.defines().to_vec();
     defines.extend([("SHIFTS", usize::from(of.shift)), ("SUMS_ROWS", usize::from(of.bias))]);
-    // Two rows of three tensors where a warp has a row; otherwise the sums of the teams of a block.
+    // Two rows of three tensors where a warp has a row, four where a block works on two; otherwise the sums of a block's teams.
     let pack_bytes = if teams.is_wide { WIDE_BYTES } else { real.bytes() };
     let packs = threads * teams.packs;
     let shared_bytes = match teams.team {
         32 if teams.is_wide => 6 * packs * pack_bytes,
         ..=32 => packs * pack_bytes / real.bytes() * size_of::<f32>(),
+        _ if teams.is_ahead() => 12 * packs * pack_bytes,
         _ => 0,
     };
     let grid = Grid { shared_bytes: shared_bytes as u32, ..Grid::new(blocks, threads as u32) };

@@ -61,11 +61,13 @@ pub(super) fn guard(builder: &mut Builder<'_>, launch: Launch<'_>, guard: &Guard
     builder.kernel(Source::Update, "guard", DType::F32, &[], Grid::new(1, 1), &arguments)
 }
 
-/// `(gradients, scale, rate) → parameters, first moment, second moment, counter`.
+/// `(gradients, scale, rate) → parameters, first moment, second moment, counter, working copy if any`.
 pub(super) fn adam(builder: &mut Builder<'_>, launch: Launch<'_>, adam: &Adam) -> Result<()> {
     launch.ensure_f32(launch.inputs.iter().chain(&launch.outputs[..3]))?;
     let [gradients, scale, rate] = [0, 1, 2].map(|index| launch.input(builder, index));
     let [parameters, first, second, counter] = [0, 1, 2, 3].map(|index| launch.output(builder, index));
+    let real = launch.real(&launch.outputs[4..])?;
+    let copy = launch.outputs.get(4).map_or(Arg::Pointer(0), |view| builder.pointer(view));
     let step = builder.scratch(STEP_BYTES);
     let (beta1, beta2) = (Arg::F32(adam.beta1), Arg::F32(adam.beta2));
     let arguments = [scale, rate, counter, step, beta1, beta2];
@@ -78,6 +80,7 @@ pub(super) fn adam(builder: &mut Builder<'_>, launch: Launch<'_>, adam: &Adam) -
         parameters,
         first,
         second,
+        copy,
         step,
         ranges.table,
         ranges.ranges.into(),
@@ -88,9 +91,9 @@ pub(super) fn adam(builder: &mut Builder<'_>, launch: Launch<'_>, adam: &Adam) -
         rest(adam.beta2),
         Arg::F32(adam.eps),
         flag(adam.decoupled),
-        flag(all_aligned(&[gradients, parameters, first, second])),
+        flag(all_aligned(&[gradients, parameters, first, second, copy])),
     ];
-    builder.kernel(Source::Update, "adam", DType::F32, &[], ranges.grid(builder), &arguments)
+    builder.kernel(Source::Update, "adam", real, &[], ranges.grid(builder), &arguments)
 }
 
 /// `(gradients, scale, rate) → parameters, momentum, counter`.
