@@ -198,8 +198,10 @@ pub fn permute(seed: u64, epoch: u64, index: u64, length: u64) -> u64 {
     let half_bits = bits.div_ceil(2);
     let mask = (1u64 << half_bits) - 1;
     let mut keys = [0; FEISTEL_ROUNDS];
+    // The first three words of every round's hash are the same.
+    let begun = absorb(GOLDEN, &[seed, PURPOSE_PERMUTATION, epoch]);
     for (round, key) in keys.iter_mut().enumerate() {
-        *key = hash(&[seed, PURPOSE_PERMUTATION, epoch, round as u64]);
+        *key = mix(absorb(begun, &[round as u64]));
     }
     let mut value = index;
     loop {
@@ -216,7 +218,12 @@ pub fn permute(seed: u64, epoch: u64, index: u64, length: u64) -> u64 {
 
 /// The hash of a list of words; see the module's page for its definition, which never changes.
 pub fn hash(words: &[u64]) -> u64 {
-    mix(words.iter().fold(GOLDEN, |state, &word| mix(state ^ word).wrapping_add(GOLDEN)))
+    mix(absorb(GOLDEN, words))
+}
+
+/// What becomes of a hash's state by more words.
+fn absorb(state: u64, words: &[u64]) -> u64 {
+    words.iter().fold(state, |state, &word| mix(state ^ word).wrapping_add(GOLDEN))
 }
 
 /// Maps a hash evenly onto `0..bound`.
