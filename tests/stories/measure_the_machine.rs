@@ -40,6 +40,10 @@ fn the_stages_of_a_measured_step_add_up_to_it() {
     for list in ["stages", "kernels"] {
         assert!((sum(list) - total).abs() < 1e-6 * total, "{list}: {} of {total}", sum(list));
     }
+    for stage in step["stages"].as_array().unwrap() {
+        let (limit, left) = (number(&stage["limit_s"]), number(&stage["left_s"]));
+        assert!(limit >= 0.0 && 0.0 <= left && left <= number(&stage["seconds"]), "{stage}");
+    }
     // Four products a block and the head, each with two gradients.
     assert_eq!(step["products_per_step"], 27);
     assert!(number(&step["batching"]["ratio"]) > 0.0);
@@ -50,6 +54,7 @@ fn the_stages_of_a_measured_step_add_up_to_it() {
         assert!(table.lines().any(|line| line.starts_with(&format!("  {stage} "))), "{stage}: {table}");
     }
     assert!(table.contains("head_loss") && table.contains("tok/s by cpu time"), "{table}");
+    assert!(table.lines().any(|line| line.starts_with("  step ") && line.contains("left")), "{table}");
 }
 
 #[test]
