@@ -41,6 +41,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/compute/src/cuda/nvrtc.rs",
     "crates/compute/src/cuda/staging.rs",
     "crates/compute/src/cuda/symbols.rs",
+    "crates/text/src/bpe/encode/lookup.rs",
     "crates/text/src/prefetch.rs",
     "crates/text/src/scan/simd.rs",
 ];

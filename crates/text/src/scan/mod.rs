@@ -41,11 +41,14 @@ pub(crate) struct Ends {
     len: usize,
 }
 
-/// How many pieces are found before they are used: enough to amortise starting again, few enough for the first cache.
-const BATCH: usize = 1024;
+/// A batch with so many pieces is full: enough to amortise starting again, few enough for the first cache.
+const BATCH: usize = 192;
 
-/// A window adds up to 64 ends after the batch is all but full, and they are written eight at a time.
-const ROOM: usize = BATCH + 2 * WINDOW;
+/// The most ends at a time: the last window adds up to 64 to a batch that is all but full.
+pub(crate) const MAX_ENDS: usize = BATCH + WINDOW;
+
+/// A window's ends are written where 64 would fit.
+const ROOM: usize = MAX_ENDS + WINDOW;
 
 impl Ends {
     pub(crate) fn new() -> Self {
@@ -71,23 +74,24 @@ impl Ends {
         self.len += 1;
     }
 
-    /// Adds `base` plus the place of every set bit. Eight are written whether they are there or not, because a loop that
-    /// ends after an unpredictable number of rounds costs more than the rounds.
+    /// Adds `base` plus the place of every set bit.
     #[inline(always)]
-    fn push_bits(&mut self, base: usize, mut bits: u64) {
-        let count = bits.count_ones() as usize;
-        let Some(room) = self.ends.get_mut(self.len..self.len + WINDOW) else { return };
-        for eight in room.chunks_exact_mut(8) {
-            for end in eight {
-                *end = base + bits.trailing_zeros() as usize;
-                bits &= bits.wrapping_sub(1);
-            }
-            if bits == 0 {
-                break;
-            }
+    fn push_bits(&mut self, base: usize, bits: u64, vectors: impl Vectors) {
+        let room = self.ends.get_mut(self.len..).and_then(|room| room.first_chunk_mut());
+        if let Some(room) = room {
+            vectors.write_places(room, base, bits);
+            self.len += bits.count_ones() as usize;
         }
-        self.len += count;
     }
+}
+
+/// What vector instructions do to a window.
+trait Vectors: Copy {
+    /// The masks of the ASCII bytes of a window.
+    fn masks(self, window: &[u8; WINDOW]) -> Masks;
+
+    /// Writes `base` plus the place of every set bit, in order. What lies behind them may change.
+    fn write_places(self, room: &mut [usize; WINDOW], base: usize, bits: u64);
 }
 
 /// Finds the pieces of valid text.
@@ -150,24 +154,18 @@ impl Scanner {
     }
 
     #[inline(always)]
-    fn fill(
-        &self,
-        text: &str,
-        from: usize,
-        ends: &mut Ends,
-        masks_of: impl Fn(&[u8; WINDOW]) -> Masks,
-    ) -> usize {
+    fn fill(&self, text: &str, from: usize, ends: &mut Ends, vectors: impl Vectors) -> usize {
         match self.rules {
-            Rules::Gpt2 => self.fill_by(text, from, ends, masks_of, rules::gpt2),
+            Rules::Gpt2 => self.fill_by(text, from, ends, vectors, rules::gpt2),
             Rules::Cl100k { max_digits: 1 } => {
-                self.fill_by(text, from, ends, masks_of, |masks, text, whole| {
+                self.fill_by(text, from, ends, vectors, |masks, text, whole| {
                     rules::cl100k(masks, text, whole, 1)
                 })
             }
-            Rules::Cl100k { max_digits } => self.fill_by(text, from, ends, masks_of, |masks, text, whole| {
+            Rules::Cl100k { max_digits } => self.fill_by(text, from, ends, vectors, |masks, text, whole| {
                 rules::cl100k(masks, text, whole, max_digits)
             }),
-            Rules::O200k => self.fill_by(text, from, ends, masks_of, rules::o200k),
+            Rules::O200k => self.fill_by(text, from, ends, vectors, rules::o200k),
         }
     }
 
@@ -177,14 +175,14 @@ impl Scanner {
         text: &str,
         from: usize,
         ends: &mut Ends,
-        masks_of: impl Fn(&[u8; WINDOW]) -> Masks,
+        vectors: impl Vectors,
         pieces_of: impl Fn(&Masks, &[u8], usize) -> (u64, usize),
     ) -> usize {
         let text = text.as_bytes();
         let mut start = from;
         while start < text.len() && !ends.is_full() {
             if let Some(window) = text[start..].first_chunk::<WINDOW>() {
-                let mut masks = masks_of(window);
+                let mut masks = vectors.masks(window);
                 let mut whole = WINDOW;
                 if masks.wide != 0 {
                     whole = masks.add_wide(window, &self.classes);
@@ -193,7 +191,7 @@ impl Scanner {
                 // The first piece's own start ends nothing.
                 let found = if known == 0 { 0 } else { pieces & (u64::MAX >> (WINDOW - known)) & !1 };
                 if found != 0 {
-                    ends.push_bits(start, found);
+                    ends.push_bits(start, found, vectors);
                     start += WINDOW - 1 - found.leading_zeros() as usize;
                     continue;
                 }

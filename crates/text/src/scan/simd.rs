@@ -1,14 +1,14 @@
-//! The window masks in vector registers, and the scanning loop compiled for them.
+//! Windows in vector registers, and the scanning loop compiled for them.
 //!
-//! The unsafe code here is of two kinds: loads of a whole `[u8; 64]`, which the reference makes sound, and calls of functions
-//! compiled for instructions that [`Instructions::detect`] or the test has found on this machine.
+//! The unsafe code here is of two kinds: loads and stores of whole arrays, which the reference makes sound, and calls of
+//! functions compiled for instructions that [`Instructions::detect`] or the test has found on this machine.
 
 #![expect(unsafe_code, reason = "vector loads, and functions compiled for instructions found at run time")]
 
 use super::window::{Masks, WINDOW, masks_portable};
-use super::{Ends, Scanner};
+use super::{Ends, Scanner, Vectors};
 
-/// The instructions that a scanner uses.
+/// The instructions that the hot loops of scanning and encoding are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Instructions {
     Portable,
@@ -30,7 +30,12 @@ impl Instructions {
                 && is_x86_feature_detected!("popcnt");
             if has_bits && is_x86_feature_detected!("avx2") {
                 found.push(Self::Avx2);
-                if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+                let has_avx512 = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vbmi2");
+                if has_avx512 {
                     found.push(Self::Avx512);
                 }
             }
@@ -47,7 +52,7 @@ impl Instructions {
 /// [`Scanner::fill`] with the scanner's instructions.
 pub(super) fn fill(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) -> usize {
     match scanner.instructions {
-        Instructions::Portable => scanner.fill(text, from, ends, masks_portable),
+        Instructions::Portable => scanner.fill(text, from, ends, Portable),
         // SAFETY: a scanner is made only with instructions that `Instructions::available` has found.
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => unsafe { fill_avx2(scanner, text, from, ends) },
@@ -60,13 +65,122 @@ pub(super) fn fill(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
 fn fill_avx2(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) -> usize {
-    scanner.fill(text, from, ends, |window| masks_avx2(window))
+    scanner.fill(text, from, ends, Avx2)
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx2,bmi1,bmi2,lzcnt,popcnt")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,avx2,bmi1,bmi2,lzcnt,popcnt")]
 fn fill_avx512(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) -> usize {
-    scanner.fill(text, from, ends, |window| masks_avx512(window))
+    scanner.fill(text, from, ends, Avx512)
+}
+
+#[derive(Clone, Copy)]
+struct Portable;
+
+impl Vectors for Portable {
+    fn masks(self, window: &[u8; WINDOW]) -> Masks {
+        masks_portable(window)
+    }
+
+    #[inline(always)]
+    fn write_places(self, room: &mut [usize; WINDOW], base: usize, bits: u64) {
+        write_by_eights(room, base, bits);
+    }
+}
+
+/// Only used by [`fill_avx2`], so that its instructions are there.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct Avx2;
+
+#[cfg(target_arch = "x86_64")]
+impl Vectors for Avx2 {
+    #[inline(always)]
+    fn masks(self, window: &[u8; WINDOW]) -> Masks {
+        // SAFETY: only `fill_avx2` has such vectors.
+        unsafe { masks_avx2(window) }
+    }
+
+    #[inline(always)]
+    fn write_places(self, room: &mut [usize; WINDOW], base: usize, bits: u64) {
+        write_by_eights(room, base, bits);
+    }
+}
+
+/// Only used by [`fill_avx512`], so that its instructions are there.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct Avx512;
+
+#[cfg(target_arch = "x86_64")]
+impl Vectors for Avx512 {
+    #[inline(always)]
+    fn masks(self, window: &[u8; WINDOW]) -> Masks {
+        // SAFETY: only `fill_avx512` has such vectors.
+        unsafe { masks_avx512(window) }
+    }
+
+    #[inline(always)]
+    fn write_places(self, room: &mut [usize; WINDOW], base: usize, bits: u64) {
+        // SAFETY: as above.
+        unsafe { write_avx512(room, base, bits) }
+    }
+}
+
+/// Eight are written whether they are there or not, because a loop that ends after an unpredictable number of rounds costs
+/// more than the rounds.
+#[inline(always)]
+fn write_by_eights(room: &mut [usize; WINDOW], base: usize, mut bits: u64) {
+    for eight in room.chunks_exact_mut(8) {
+        for place in eight {
+            *place = base + bits.trailing_zeros() as usize;
+            bits &= bits.wrapping_sub(1);
+        }
+        if bits == 0 {
+            break;
+        }
+    }
+}
+
+/// The numbers of the set bits are gathered in one instruction and widened eight at a time, at least sixteen: more are rare.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
+#[inline]
+fn write_avx512(room: &mut [usize; WINDOW], base: usize, bits: u64) {
+    use std::arch::x86_64::*;
+    const NUMBERS: [u8; WINDOW] = {
+        let mut numbers = [0; WINDOW];
+        let mut number = 0;
+        while number < WINDOW {
+            numbers[number] = number as u8;
+            number += 1;
+        }
+        numbers
+    };
+    // SAFETY: the load is of 64 bytes that are there, and needs no alignment.
+    let numbers = unsafe { _mm512_loadu_si512(NUMBERS.as_ptr().cast()) };
+    let found = _mm512_maskz_compress_epi8(bits, numbers);
+    let base = _mm512_set1_epi64(base as i64);
+    let (sixteens, _) = room.as_chunks_mut::<16>();
+    let count = bits.count_ones() as usize;
+    let write = |room: &mut [usize; 16], found: __m128i| {
+        let [low, high] = [found, _mm_unpackhi_epi64(found, found)]
+            .map(|eight| _mm512_add_epi64(base, _mm512_cvtepu8_epi64(eight)));
+        // SAFETY: the stores are of the two halves of the array, and need no alignment.
+        unsafe {
+            _mm512_storeu_si512(room.as_mut_ptr().cast(), low);
+            _mm512_storeu_si512(room.as_mut_ptr().add(8).cast(), high);
+        }
+    };
+    let [first, second, third, fourth] = sixteens else { return };
+    write(first, _mm512_castsi512_si128(found));
+    if count > 16 {
+        write(second, _mm512_extracti32x4_epi32::<1>(found));
+        if count > 32 {
+            write(third, _mm512_extracti32x4_epi32::<2>(found));
+            write(fourth, _mm512_extracti32x4_epi32::<3>(found));
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -75,6 +75,11 @@ impl Backtracker {
         made.into_iter().map(|(origin, id)| (origin.left, origin.right, id)).collect()
     }
 
+    /// Whether the bytes of a token become this token.
+    pub(super) fn is_made(&self, id: u32) -> bool {
+        self.origins.get(id as usize).is_some_and(Option::is_some)
+    }
+
     /// Appends the tokens of a piece.
     pub(super) fn encode(&self, piece: &[u8], memo: &mut PairMemo, table: &MergeTable, out: &mut Vec<u32>) {
         let start = out.len();

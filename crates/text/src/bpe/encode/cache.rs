@@ -1,7 +1,8 @@
 //! What one thread remembers of pieces that no table holds, for their length or their number of tokens: a fixed number of
 //! them, of which new ones push out old ones.
 
-use crate::count::key::{Packed, hash};
+use super::key::{FREE, Key};
+use crate::count::key::hash;
 
 /// The most tokens of a remembered short piece: those that fill a cache line.
 const MAX_TOKENS: usize = 11;
@@ -12,12 +13,12 @@ const N_SETS: usize = 1 << 12;
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Line {
-    key: Packed,
+    key: Key,
     n_tokens: u32,
     tokens: [u32; MAX_TOKENS],
 }
 
-const EMPTY: Line = Line { key: 0, n_tokens: 0, tokens: [0; MAX_TOKENS] };
+const EMPTY: Line = Line { key: FREE, n_tokens: 0, tokens: [0; MAX_TOKENS] };
 
 /// Pieces of up to 15 bytes by key, with more tokens than a table holds.
 #[derive(Debug)]
@@ -31,17 +32,17 @@ impl ShortCache {
     }
 
     #[inline(always)]
-    pub(super) fn get(&self, key: Packed, hash: u64) -> Option<&[u32]> {
-        let set = &self.sets[set_of(hash)];
+    pub(super) fn get(&self, key: Key) -> Option<&[u32]> {
+        let set = &self.sets[set_of(key)];
         let line = set.iter().find(|line| line.key == key)?;
         line.tokens.get(..line.n_tokens as usize)
     }
 
-    pub(super) fn insert(&mut self, key: Packed, hash: u64, tokens: &[u32]) {
+    pub(super) fn insert(&mut self, key: Key, tokens: &[u32]) {
         if tokens.len() > MAX_TOKENS {
             return;
         }
-        let [newest, older] = &mut self.sets[set_of(hash)];
+        let [newest, older] = &mut self.sets[set_of(key)];
         *older = *newest;
         newest.key = key;
         newest.n_tokens = tokens.len() as u32;
@@ -49,8 +50,8 @@ impl ShortCache {
     }
 }
 
-fn set_of(hash: u64) -> usize {
-    hash as usize % N_SETS
+fn set_of(key: Key) -> usize {
+    (key.hash() >> (u64::BITS - N_SETS.trailing_zeros())) as usize
 }
 
 /// The longest remembered piece, in bytes; longer ones hardly come twice.
@@ -113,23 +114,22 @@ impl LongCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::count::key::{hash_packed, pack};
 
     #[test]
     fn a_short_piece_is_remembered_until_two_others_take_its_set() {
         let mut cache = ShortCache::new();
-        let key = |text: &[u8]| pack(text, 0, text.len());
-        for (text, tokens) in [(&b"one"[..], &[1, 2][..]), (b"two", &[3])] {
-            cache.insert(key(text), 7, tokens);
-        }
-        assert_eq!(cache.get(key(b"one"), 7), Some(&[1, 2][..]));
-        assert_eq!(cache.get(key(b"two"), 7), Some(&[3][..]));
-        cache.insert(key(b"three"), 7, &[4; MAX_TOKENS]);
-        assert_eq!(cache.get(key(b"one"), 7), None);
-        assert_eq!(cache.get(key(b"three"), 7), Some(&[4; MAX_TOKENS][..]));
-        let many = key(b"too many tokens");
-        cache.insert(many, hash_packed(many), &[5; MAX_TOKENS + 1]);
-        assert_eq!(cache.get(many, hash_packed(many)), None);
+        let key = |number: u32| Key::of(number.to_string().as_bytes()).unwrap();
+        let mut alike = (0..).map(key).filter(|&other| set_of(other) == set_of(key(0)));
+        let [one, two, three, many] = std::array::from_fn(|_| alike.next().unwrap());
+        cache.insert(one, &[1, 2]);
+        cache.insert(two, &[3]);
+        assert_eq!(cache.get(one), Some(&[1, 2][..]));
+        assert_eq!(cache.get(two), Some(&[3][..]));
+        cache.insert(three, &[4; MAX_TOKENS]);
+        assert_eq!(cache.get(one), None);
+        assert_eq!(cache.get(three), Some(&[4; MAX_TOKENS][..]));
+        cache.insert(many, &[5; MAX_TOKENS + 1]);
+        assert_eq!(cache.get(many), None);
     }
 
     #[test]

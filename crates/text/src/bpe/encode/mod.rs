@@ -1,12 +1,13 @@
 //! From text to tokens at the speed of one look into memory a piece.
 //!
 //! Pieces are found a batch at a time, turned into keys whose places in a table are asked for, and looked up when they have
-//! come near. There are two tables: a small one holds what came last, a larger one what came at all. Both start with the
-//! vocabulary and the pieces that are expected, and let go of the old for the new. What neither has is merged: short pieces by
-//! rank, long ones by [`backtrack`], if the merges allow it.
+//! come near ([`lookup`]). The table starts with the pieces that are expected and with the vocabulary, and lets go of old ones
+//! for new ones. What it does not have is merged: short pieces by rank, long ones by [`backtrack`], if the merges allow it.
 
 mod backtrack;
 mod cache;
+mod key;
+mod lookup;
 mod table;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,13 +16,14 @@ use hashbrown::HashMap;
 
 use super::merge::MergeTable;
 use crate::Result;
-use crate::count::key::{MAX_PACKED, Packed, hash_packed, pack};
 use crate::scan::{Ends, FindEnds};
 use crate::splitter::Splitter;
 use crate::stretches::{Stretch, stretches};
 use backtrack::{Backtracker, PairMemo};
 use cache::{LongCache, ShortCache};
-use table::{Answer, MAX_TOKENS, PieceTable};
+use key::{Key, LONG};
+use lookup::Batch;
+use table::PieceTable;
 
 /// A number that holds a token id.
 pub(crate) trait Id: Copy {
@@ -90,37 +92,33 @@ impl Model {
 /// What all encoders of one vocabulary start with.
 #[derive(Debug)]
 struct Tables {
-    hot: PieceTable,
-    known: PieceTable,
+    pieces: PieceTable,
     /// `None` if the merges are not closed.
     backtracker: Option<Backtracker>,
 }
 
-/// Places of the small table: 4 MiB, since what is asked for early may come from the third cache.
-const MAX_HOT: usize = 1 << 16;
-
-/// Places of the large table: 8 MiB.
-const MAX_KNOWN: usize = 1 << 17;
-
 impl Tables {
     fn new(model: &Model, frequent: &[Box<[u8]>]) -> Self {
-        let n_pieces = frequent.len() + model.tokens.len();
-        let mut hot = PieceTable::new(n_pieces.next_power_of_two().clamp(1 << 8, MAX_HOT));
-        let mut known = PieceTable::new(n_pieces.next_power_of_two().clamp(1 << 8, MAX_KNOWN));
-        let vocabulary = model.tokens.iter().flatten();
-        let mut tokens = Vec::new();
-        for piece in frequent.iter().chain(vocabulary).filter(|piece| (1..=MAX_PACKED).contains(&piece.len()))
-        {
-            tokens.clear();
-            model.encode_piece(piece, &mut tokens);
-            if let Some(answer) = table::answer(&tokens) {
-                let key = pack(piece, 0, piece.len());
-                hot.insert(key, hash_packed(key), &answer);
-                known.insert(key, hash_packed(key), &answer);
-            }
-        }
         let backtracker = Backtracker::new(&model.tokens, &model.merges, &model.table);
-        Self { hot, known, backtracker }
+        let mut pieces = PieceTable::with_room(frequent.len() + model.tokens.len());
+        let mut tokens = Vec::new();
+        let mut insert = |piece: &[u8], id: Option<u32>| {
+            let Some(key) = Key::of(piece) else { return };
+            tokens.clear();
+            match id {
+                Some(id) => tokens.push(id),
+                None => model.encode_piece(piece, &mut tokens),
+            }
+            if let Some(answer) = table::answer(&tokens) {
+                pieces.insert(key, &answer);
+            }
+        };
+        frequent.iter().for_each(|piece| insert(piece, None));
+        for (token, id) in model.tokens.iter().zip(0..) {
+            let is_itself = backtracker.as_ref().is_some_and(|tracker| tracker.is_made(id));
+            token.iter().for_each(|bytes| insert(bytes, Some(id).filter(|_| is_itself)));
+        }
+        Self { pieces, backtracker }
     }
 }
 
@@ -165,12 +163,6 @@ impl Pool {
     }
 }
 
-/// Pieces between asking for their places and looking there.
-const AHEAD: usize = 64;
-
-/// Room for the tokens of [`AHEAD`] short pieces, however many they have, and for the end of the last copy.
-const BUFFERED: usize = AHEAD * MAX_PACKED + size_of::<Answer>();
-
 /// What one thread needs to encode.
 #[derive(Debug)]
 pub(super) struct Encoder {
@@ -180,20 +172,10 @@ pub(super) struct Encoder {
     memory: Memory,
 }
 
-/// Where one thread works.
-#[derive(Debug)]
-struct Batch {
-    /// The key of each piece, and its place in the small table.
-    keys: [(Packed, usize); AHEAD],
-    /// Tokens that are not in the caller's memory yet.
-    buffer: [u32; BUFFERED],
-}
-
 /// What one thread remembers.
 #[derive(Debug)]
 struct Memory {
-    hot: PieceTable,
-    known: PieceTable,
+    pieces: PieceTable,
     /// Short pieces of many tokens.
     short: ShortCache,
     long: LongCache,
@@ -202,21 +184,16 @@ struct Memory {
     scratch: Vec<u32>,
 }
 
-/// A key that no piece has: that of pieces too long for one.
-const LONG: Packed = Packed::MAX;
-
 impl Encoder {
     fn new(tables: Arc<Tables>) -> Self {
         let memory = Memory {
-            hot: tables.hot.clone(),
-            known: tables.known.clone(),
+            pieces: tables.pieces.clone(),
             short: ShortCache::new(),
             long: LongCache::new(),
             memo: PairMemo::new(),
             scratch: Vec::new(),
         };
-        let batch = Batch { keys: [(0, 0); AHEAD], buffer: [0; BUFFERED] };
-        Self { tables, ends: Ends::new(), batch, memory }
+        Self { tables, ends: Ends::new(), batch: Batch::new(), memory }
     }
 
     /// Appends the tokens of `text`.
@@ -275,97 +252,62 @@ impl<I: Id> Work<'_, I> {
         let mut start = 0;
         while start < text.len() {
             scanner.ends(text, start, ends);
-            for ends in ends.as_slice().chunks(AHEAD) {
-                self.encode_pieces(text.as_bytes(), start, ends);
-                start = ends.last().copied().unwrap_or(start);
-            }
+            let ends = ends.as_slice();
+            self.encode_pieces(text.as_bytes(), start, ends);
+            start = ends.last().copied().unwrap_or(text.len());
+        }
+    }
+
+    /// Appends the tokens of the pieces of valid `text` that start at `start` and end at `ends`.
+    fn encode_pieces(&mut self, text: &[u8], start: usize, ends: &[usize]) {
+        self.memory.pieces.make_room();
+        self.batch.ask(&self.memory.pieces, text, start, ends);
+        let mut idx = 0;
+        loop {
+            idx = self.batch.answer(&self.memory.pieces, idx, self.out);
+            let Some(&end) = ends.get(idx) else { return };
+            let from = if idx == 0 { start } else { ends[idx - 1] };
+            let key = Some(self.batch.key(idx)).filter(|&key| key != LONG);
+            self.encode_unanswered(&text[from..end], key);
+            idx += 1;
         }
     }
 
     /// Appends the tokens of any piece.
     fn encode_piece(&mut self, piece: &[u8]) {
-        self.encode_pieces(piece, 0, &[piece.len()]);
+        self.encode_unanswered(piece, Key::of(piece));
     }
 
-    /// Appends the tokens of the pieces of `text`, at most [`AHEAD`], that start at `start` and end at `ends`.
-    #[inline(always)]
-    fn encode_pieces(&mut self, text: &[u8], start: usize, ends: &[usize]) {
-        self.ask(text, start, ends);
-        let Self { model, backtracker, batch: Batch { keys, buffer }, memory, out } = self;
-        let mut n_buffered = 0;
-        let mut from = start;
-        for (&end, &(key, place)) in ends.iter().zip(&*keys) {
-            // There is room for the longest answer of every piece, so this is never `None`.
-            let room = buffer.get_mut(n_buffered..).and_then(|room| room.first_chunk_mut());
-            if let Some(room) = room
-                && let Some(n_tokens) = memory.hot.get(place, key, room)
-            {
-                n_buffered += n_tokens;
-            } else if key == LONG {
-                write(&buffer[..n_buffered], out);
-                n_buffered = 0;
-                write(memory.encode_long(model, *backtracker, &text[from..end]), out);
-            } else {
-                n_buffered += memory.encode_short(model, key, &text[from..end], &mut buffer[n_buffered..]);
-            }
-            from = end;
-        }
-        write(&buffer[..n_buffered], out);
-    }
-
-    /// Packs the pieces, and asks for their places in the small table.
-    #[inline(always)]
-    fn ask(&mut self, text: &[u8], start: usize, ends: &[usize]) {
-        let hot = &self.memory.hot;
-        let mut from = start;
-        for (&end, key) in ends.iter().zip(&mut self.batch.keys) {
-            let n_bytes = end - from;
-            *key = if n_bytes <= MAX_PACKED {
-                let packed = pack(text, from, n_bytes);
-                (packed, hot.place(hash_packed(packed)))
-            } else {
-                (LONG, 0)
-            };
-            hot.prefetch(key.1);
-            from = end;
+    /// Appends the tokens of a piece that no batch has answered.
+    #[inline(never)]
+    fn encode_unanswered(&mut self, piece: &[u8], key: Option<Key>) {
+        match key {
+            Some(key) => self.memory.encode_short(self.model, key, piece, self.out),
+            None => write(self.memory.encode_long(self.model, self.backtracker, piece), self.out),
         }
     }
 }
 
 impl Memory {
-    /// Writes the tokens of a piece that the small table does not have, and says how many there are.
-    #[inline(never)]
-    fn encode_short(&mut self, model: &Model, key: Packed, piece: &[u8], room: &mut [u32]) -> usize {
-        let Self { hot, known, short, scratch, .. } = self;
-        let hash = hash_packed(key);
-        let mut answer = [0; MAX_TOKENS + 1];
-        if let Some(n_tokens) = known.get_displaced(key, hash, &mut answer) {
-            hot.push(key, hash, &answer);
-            room[..answer.len()].copy_from_slice(&answer);
-            return n_tokens;
+    /// Appends the tokens of a piece that has a key.
+    fn encode_short<I: Id>(&mut self, model: &Model, key: Key, piece: &[u8], out: &mut Vec<I>) {
+        let Self { pieces, short, scratch, .. } = self;
+        if let Some(answer) = pieces.get(key) {
+            return write(table::tokens(answer), out);
         }
-        if let Some(tokens) = short.get(key, hash) {
-            room[..tokens.len()].copy_from_slice(tokens);
-            return tokens.len();
+        if let Some(tokens) = short.get(key) {
+            return write(tokens, out);
         }
         scratch.clear();
         model.encode_piece(piece, scratch);
-        if scratch.is_empty() {
-            return 0;
-        }
         match table::answer(scratch) {
-            Some(answer) => {
-                hot.push(key, hash, &answer);
-                known.push_growing(key, hash, &answer, MAX_KNOWN);
-            }
-            None => short.insert(key, hash, scratch),
+            Some(answer) => pieces.push(key, &answer),
+            None => short.insert(key, scratch),
         }
-        room[..scratch.len()].copy_from_slice(scratch);
-        scratch.len()
+        write(scratch, out);
     }
 
-    /// The tokens of a piece that is too long for a key.
-    #[inline(never)]
+    /// The tokens of a piece without a key.
     fn encode_long(&mut self, model: &Model, backtracker: Option<&Backtracker>, piece: &[u8]) -> &[u32] {
         let Self { long, memo, scratch, .. } = self;
         // A piece of megabytes comes once; its room is not kept.

@@ -1,7 +1,6 @@
 //! The tokens of pieces that have come before or are expected.
 
-use crate::count::key::{Packed, hash_packed};
-use crate::prefetch::prefetch;
+use super::key::{FREE, Key};
 
 /// The most tokens of a piece in the table.
 pub(super) const MAX_TOKENS: usize = 3;
@@ -9,105 +8,102 @@ pub(super) const MAX_TOKENS: usize = 3;
 /// Up to three tokens, and how many there are: one copy of 16 bytes appends them to what is written.
 pub(super) type Answer = [u32; MAX_TOKENS + 1];
 
-/// Two pieces in one cache line. A key of zero is free, since no piece is empty.
+/// Two pieces in one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-struct Bucket {
-    keys: [Packed; 2],
-    answers: [Answer; 2],
+pub(super) struct Bucket {
+    pub(super) keys: [Key; 2],
+    pub(super) answers: [Answer; 2],
 }
 
-const EMPTY: Bucket = Bucket { keys: [0; 2], answers: [[0; MAX_TOKENS + 1]; 2] };
+const EMPTY: Bucket = Bucket { keys: [FREE; 2], answers: [[0; MAX_TOKENS + 1]; 2] };
 
-/// Pieces of up to 15 bytes and three tokens, each in the bucket that its hash says or not at all.
+/// Pieces of up to 15 bytes and three tokens, each in the bucket that its hash says or, where that was full, in the next one.
 #[derive(Debug, Clone)]
 pub(super) struct PieceTable {
     buckets: Vec<Bucket>,
-    /// How many pieces have come since the table had this size.
+    /// How many pieces have come since the table had this size, whether they are still there or not.
     n_new: usize,
 }
 
+/// The most buckets: 8 MiB. What is asked for early may come from the third cache.
+pub(super) const MAX_BUCKETS: usize = 1 << 17;
+
 impl PieceTable {
-    /// An empty table of `n_buckets`, a power of two.
-    pub(super) fn new(n_buckets: usize) -> Self {
+    /// An empty table for about `n_pieces`.
+    pub(super) fn with_room(n_pieces: usize) -> Self {
+        let n_buckets = n_pieces.next_power_of_two().clamp(1 << 8, MAX_BUCKETS);
         Self { buckets: vec![EMPTY; n_buckets], n_new: 0 }
     }
 
-    /// Where the pieces of a hash are.
+    pub(super) fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// The place of a hash are its bits above so many.
     #[inline(always)]
-    pub(super) fn place(&self, hash: u64) -> usize {
-        (hash >> 32) as usize & (self.buckets.len() - 1)
+    pub(super) fn shift(&self) -> u32 {
+        u64::BITS - self.buckets.len().trailing_zeros()
     }
 
-    /// Starts to bring a place near.
-    #[inline(always)]
-    pub(super) fn prefetch(&self, place: usize) {
-        prefetch(&self.buckets, place);
+    /// The tokens of a piece.
+    pub(super) fn get(&self, key: Key) -> Option<&Answer> {
+        self.places(key).into_iter().find_map(|place| {
+            let Bucket { keys, answers } = &self.buckets[place];
+            keys.iter().position(|&other| other == key).map(|idx| &answers[idx])
+        })
     }
 
-    /// [`get`](Self::get) for a table with [displaced](Self::push_growing) pieces.
-    pub(super) fn get_displaced(&self, key: Packed, hash: u64, room: &mut Answer) -> Option<usize> {
-        let place = self.place(hash);
-        self.get(place, key, room).or_else(|| self.get(place ^ 1, key, room))
+    /// Where a piece may be.
+    fn places(&self, key: Key) -> [usize; 2] {
+        let place = (key.hash() >> self.shift()) as usize;
+        [place, place ^ 1]
     }
 
-    /// Writes the tokens of the piece with this key at this place to `room` and says how many there are; `None` for an unknown
-    /// piece.
-    #[inline(always)]
-    pub(super) fn get(&self, place: usize, key: Packed, room: &mut Answer) -> Option<usize> {
-        let bucket = &self.buckets[place];
-        // Which of two it is cannot be foretold, so it is no branch: one key is chosen, and that is nearly always the right
-        // one. Copying comes before the question, and the number from the table, because what was just written takes longer
-        // to read.
-        let idx = usize::from(bucket.keys[1] == key);
-        let answer = &bucket.answers[idx];
-        *room = *answer;
-        (bucket.keys[idx] == key).then_some(answer[MAX_TOKENS] as usize)
-    }
-
-    /// Keeps the tokens of a piece, if there is room at its place.
-    pub(super) fn insert(&mut self, key: Packed, hash: u64, answer: &Answer) {
-        let place = self.place(hash);
-        let bucket = &mut self.buckets[place];
-        if let Some(idx) = bucket.keys.iter().position(|&other| other == 0 || other == key) {
-            bucket.keys[idx] = key;
-            bucket.answers[idx] = *answer;
-        }
-    }
-
-    /// Keeps the tokens of a piece; of two others at its place the older one goes.
-    pub(super) fn push(&mut self, key: Packed, hash: u64, answer: &Answer) {
-        self.push_at(self.place(hash), key, answer);
-    }
-
-    /// Puts a piece before the others of its place, and gives the one that has to go.
-    fn push_at(&mut self, place: usize, key: Packed, answer: &Answer) -> (Packed, Answer) {
-        let bucket = &mut self.buckets[place];
-        let gone = (bucket.keys[1], bucket.answers[1]);
-        bucket.keys = [key, bucket.keys[0]];
-        bucket.answers = [*answer, bucket.answers[0]];
-        gone
-    }
-
-    /// Keeps the tokens of a piece; the oldest at its place moves to the neighbouring one, where the oldest goes. The table
-    /// grows with what comes, up to `max_buckets`.
-    pub(super) fn push_growing(&mut self, key: Packed, hash: u64, answer: &Answer, max_buckets: usize) {
-        self.n_new += 1;
-        if self.n_new > self.buckets.len() && self.buckets.len() < max_buckets {
-            let mut larger = Self::new(2 * self.buckets.len());
-            for bucket in &self.buckets {
-                for (&key, answer) in bucket.keys.iter().zip(&bucket.answers).filter(|(key, _)| **key != 0) {
-                    larger.insert(key, hash_packed(key), answer);
-                }
+    /// Keeps the tokens of a piece, if there is room, and says whether there was.
+    pub(super) fn insert(&mut self, key: Key, answer: &Answer) -> bool {
+        for place in self.places(key) {
+            let Bucket { keys, answers } = &mut self.buckets[place];
+            if let Some(idx) = keys.iter().position(|&other| other == FREE || other == key) {
+                keys[idx] = key;
+                answers[idx] = *answer;
+                return true;
             }
-            *self = larger;
         }
-        let place = self.place(hash);
-        let (displaced, its_answer) = self.push_at(place, key, answer);
-        if displaced != 0 {
-            self.push_at(place ^ 1, displaced, &its_answer);
+        false
+    }
+
+    /// Keeps the tokens of a piece. Where there is no room, the first to come stays, because it is likely to be frequent, and
+    /// the last one goes.
+    pub(super) fn push(&mut self, key: Key, answer: &Answer) {
+        self.n_new += 1;
+        if !self.insert(key, answer) {
+            let [place, _] = self.places(key);
+            let Bucket { keys, answers } = &mut self.buckets[place];
+            keys[1] = key;
+            answers[1] = *answer;
         }
     }
+
+    /// Grows with what has come since it last did. Places change by it.
+    pub(super) fn make_room(&mut self) {
+        if self.n_new <= self.buckets.len() || self.buckets.len() >= MAX_BUCKETS {
+            return;
+        }
+        let mut larger = Self::with_room(2 * self.buckets.len());
+        for Bucket { keys, answers } in &self.buckets {
+            for (&key, answer) in keys.iter().zip(answers).filter(|(key, _)| **key != FREE) {
+                larger.insert(key, answer);
+            }
+        }
+        *self = larger;
+    }
+}
+
+/// The tokens of an answer.
+pub(super) fn tokens(answer: &Answer) -> &[u32] {
+    let (tokens, n_tokens) = answer.split_at(MAX_TOKENS);
+    tokens.get(..n_tokens[0] as usize).unwrap_or(tokens)
 }
 
 /// The tokens as an answer, if there are few enough, and any.
@@ -124,45 +120,42 @@ pub(super) fn answer(tokens: &[u32]) -> Option<Answer> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::count::key::pack;
 
-    fn key(text: &str) -> Packed {
-        pack(text.as_bytes(), 0, text.len())
-    }
-
-    fn get(table: &PieceTable, key: Packed, hash: u64) -> Option<u32> {
-        let mut room = [0; MAX_TOKENS + 1];
-        let found = table.get(table.place(hash), key, &mut room).map(|_| room[0]);
-        found.or_else(|| table.get_displaced(key, hash, &mut room).map(|_| room[0]))
+    fn key(text: &str) -> Key {
+        Key::of(text.as_bytes()).unwrap()
     }
 
     #[test]
-    fn the_first_two_inserted_stay_and_the_last_two_pushed_stay() {
-        let mut table = PieceTable::new(4);
-        for (text, number) in [("a", 1), ("b", 2), ("c", 3)] {
-            table.insert(key(text), 7 << 32, &[number, 0, 0, 1]);
+    fn the_first_to_come_stay_and_the_last_pushed() {
+        let mut table = PieceTable::with_room(1);
+        let alike = |number: &u32| table.places(key(&number.to_string())) == table.places(key("0"));
+        let numbers: Vec<u32> = (0..).filter(alike).take(6).collect();
+        let keys: Vec<Key> = numbers.iter().map(|number| key(&number.to_string())).collect();
+        for (idx, &key) in keys.iter().enumerate() {
+            assert_eq!(table.insert(key, &[idx as u32, 0, 0, 1]), idx < 4);
         }
-        assert_eq!(["a", "b", "c"].map(|text| get(&table, key(text), 7 << 32)), [Some(1), Some(2), None]);
-        for (text, number) in [("d", 4), ("e", 5)] {
-            table.push(key(text), 7 << 32, &[number, 0, 0, 1]);
-        }
-        let found = ["a", "b", "d", "e"].map(|text| get(&table, key(text), 7 << 32));
-        assert_eq!(found, [None, None, Some(4), Some(5)]);
+        let found = |table: &PieceTable| {
+            keys.iter().map(|&key| table.get(key).map(|answer| answer[0])).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&table), [Some(0), Some(1), Some(2), Some(3), None, None]);
+        table.push(keys[4], &[4, 0, 0, 1]);
+        table.push(keys[5], &[5, 0, 0, 1]);
+        assert_eq!(found(&table), [Some(0), None, Some(2), Some(3), None, Some(5)]);
     }
 
     #[test]
     fn a_table_grows_with_what_comes_and_forgets_little() {
-        let mut table = PieceTable::new(4);
-        for number in 0..1000 {
-            let key = key(&number.to_string());
-            table.push_growing(key, hash_packed(key), &[number, 0, 0, 1], 1024);
+        let mut table = PieceTable::with_room(1);
+        for number in 0..10_000 {
+            table.push(key(&number.to_string()), &[number, 0, 0, 1]);
+            table.make_room();
         }
-        assert!((512..=1024).contains(&table.buckets.len()));
+        assert!((4096..=16_384).contains(&table.buckets.len()));
         let is_kept = |number: &u32| {
-            let key = key(&number.to_string());
-            get(&table, key, hash_packed(key)).inspect(|found| assert_eq!(found, number)).is_some()
+            let found = table.get(key(&number.to_string()));
+            found.inspect(|found| assert_eq!(found[0], *number)).is_some()
         };
-        assert!((0..1000).filter(is_kept).count() > 700);
+        assert!((0..10_000).filter(is_kept).count() > 8000);
     }
 
     #[test]
