@@ -10,12 +10,15 @@ is printed apart (`reading`). Merges are compared with Hugging Face's.
     python3 tools/peers_tokenizer.py corpus.txt --ironmill target/release/ironmill
     python3 tools/peers_tokenizer.py corpus.txt --vocab-size 50257 --tools ironmill gigatoken --rounds 5
 
-With --encode the tools encode the corpus with a tokenizer.json instead: each in a process of its own that makes one first pass
-and three more, one thread, the text as one document; the figures are megabytes (10^6) a second of the process's processor time
-in the passes alone. tiktoken and tokenizers get the first --slow-bytes of the text. Rank files have no part in this: convert
-them with `ironmill tokenizer convert`, which also keeps the frequent pieces of other text beside the tokenizer.
+With --encode the tools encode the second half of each corpus with each tokenizer.json instead, in processes of their own that
+make one first pass and three more, one thread, the text as one document; the figures are megabytes (10^6) a second of the
+process's processor time in the passes alone. Ours expects the frequent pieces of the first half; its tables are made before
+the first pass, in the time that the column `start` has, reading the tokenizer included. `threads` is how many times as fast two
+threads are as one, by the wall clock. tiktoken and tokenizers get the first --slow-bytes of the text. --adversarial adds a
+megabyte each of what encoders fear, without expected pieces. Rank files have no part in this: convert them with
+`ironmill tokenizer convert`.
 
-    python3 tools/peers_tokenizer.py corpus.txt --encode tokenizer.json
+    python3 tools/peers_tokenizer.py english.txt code.txt --encode gpt2.json cl100k.json --adversarial
 
 Needs tokenizers, gigatoken and rustbpe (pip install tokenizers==0.23.3 gigatoken==0.10.0 rustbpe==0.1.0); what is missing is
 left out with a message. The product never imports this.
@@ -25,6 +28,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -136,40 +140,117 @@ def encode_in_this_process(tool, path, tokenizer, slow_bytes):
     print(json.dumps({"first": rates[0], "again": statistics.median(rates[1:])}))
 
 
-def encode_rates(tool, args):
+def halves(path, max_bytes, folder):
+    """The corpus as two files of at most `max_bytes`, cut at a line's end."""
+    with open(path, "rb") as file:
+        text = file.read(2 * max_bytes)
+    middle = text.rfind(b"\n", 0, len(text) // 2) + 1
+    paths = []
+    for name, part in (("first", text[:middle]), ("second", text[middle:])):
+        paths.append(os.path.join(folder, f"{os.path.basename(path)}.{name}"))
+        with open(paths[-1], "wb") as file:
+            file.write(part.decode("utf-8", errors="ignore").encode())
+    return paths
+
+
+def adversarial(folder):
+    """A megabyte each of what has no spaces, no repetitions or nothing else."""
+    draw = random.Random(9)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    chinese = [chr(code) for code in range(0x4E00, 0x9FA0)]
+    emoji = [chr(code) for code in range(0x1F600, 0x1F650)]
+    texts = {
+        "a": "a" * 1_000_000,
+        "blanks": " " * 1_000_000,
+        "ab": "ab" * 500_000,
+        "digits": "".join(draw.choices("0123456789", k=1_000_000)),
+        "random letters": "".join(draw.choices(letters, k=1_000_000)),
+        "random Chinese": "".join(draw.choices(chinese, k=333_000)),
+        "Chinese and commas": "".join(draw.choice(chinese) + ("," if draw.random() < 0.2 else "") for _ in range(310_000)),
+        "random emoji": "".join(draw.choices(emoji, k=250_000)),
+        "unique words": " ".join("".join(draw.choices(letters, k=draw.randint(3, 10))) for _ in range(133_000)),
+    }
+    for name, text in texts.items():
+        path = os.path.join(folder, name.replace(" ", "-") + ".txt")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        yield name, path
+
+
+def with_pieces(args, tokenizer, text, folder):
+    """A copy of the tokenizer with the frequent pieces of `text` beside it."""
+    out = os.path.join(folder, f"{os.path.basename(text)}.{os.path.basename(tokenizer)}")
+    command = [args.ironmill, "tokenizer", "convert", tokenizer, "--pieces-from", text, "--out", out, "--quiet"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+def ironmill_rates(args, path, tokenizer):
+    command = [args.ironmill, "bench", "tokenizer", path, "--tokenizer", tokenizer, "--threads", "2", "--quick", "--json"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    lines = [json.loads(line) for line in lines]
+    phases = {line["phase"]: line for line in lines if line.get("kind") == "phase"}
+    return {
+        "start": phases["encoder start"]["median_s"],
+        "first": phases["encode, first time"]["bytes_per_s"] / 1e6,
+        "again": phases["encode, again"]["bytes_per_s"] / 1e6,
+        "threads": next(line["speedup"] for line in lines if line.get("kind") == "threads"),
+    }
+
+
+def encode_rates(tool, args, path, tokenizer):
     if tool == "ironmill":
-        command = [args.ironmill, "bench", "tokenizer", args.corpus, "--tokenizer", args.encode, "--threads", "1", "--quick", "--json"]
-        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        rates = {line["phase"]: line["bytes_per_s"] / 1e6 for line in map(json.loads, lines) if line.get("kind") == "phase"}
-        return {"first": rates["encode, first time"], "again": rates["encode, again"]}
-    command = [sys.executable, __file__, args.corpus, "--child", tool, "--encode", args.encode, "--slow-bytes", str(args.slow_bytes)]
+        return ironmill_rates(args, path, tokenizer)
+    command = [sys.executable, __file__, path, "--child", tool, "--encode", tokenizer, "--slow-bytes", str(args.slow_bytes)]
     environment = dict(os.environ, RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
-def compare_encoders(args, tools):
-    rates = {tool: {"first": [], "again": []} for tool in tools}
-    for number in range(args.rounds):
-        for tool in tools:
-            for phase, rate in encode_rates(tool, args).items():
-                rates[tool][phase].append(rate)
-            print(f"round {number + 1}: {tool:10} first {rates[tool]['first'][-1]:7.1f}, again {rates[tool]['again'][-1]:7.1f} MB/CPU-s", flush=True)
+def encoder_row(args, tools, name, path, tokenizer_of):
+    """One row of the table: medians over rounds in which the tools take turns, and how many times slower than ours."""
+    rounds = []
+    for _ in range(args.rounds):
+        rounds.append({tool: encode_rates(tool, args, path, tokenizer_of(tool)) for tool in tools})
+    middle = lambda value: statistics.median(map(value, rounds))
+    cells = [name]
+    if "ironmill" in tools:
+        ours = {field: middle(lambda found: found["ironmill"][field]) for field in ("start", "first", "again", "threads")}
+        cells += [f"{ours['start']:.2f} s", f"{ours['first']:.1f}", f"{ours['again']:.1f}", f"{ours['threads']:.2f} ×"]
     for tool in tools:
-        line = f"{tool:10}"
-        for phase in ("first", "again"):
-            line += f"   {phase} {statistics.median(rates[tool][phase]):7.1f} MB/CPU-s"
-            if "ironmill" in rates and tool != "ironmill":
-                line += f" ({statistics.median(o / t for o, t in zip(rates['ironmill'][phase], rates[tool][phase])):.2f} × slower)"
-        print(line)
+        for phase in ("first", "again") if tool != "ironmill" else ():
+            cell = f"{middle(lambda found: found[tool][phase]):.1f}"
+            if "ironmill" in tools:
+                cell += f" ({middle(lambda found: found['ironmill'][phase] / found[tool][phase]):.2f} ×)"
+            cells.append(cell)
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def compare_encoders(args, tools):
+    columns = ["text, vocabulary"]
+    if "ironmill" in tools:
+        columns += ["start", "ironmill first", "again", "threads"]
+    columns += [f"{tool} {phase}" for tool in tools if tool != "ironmill" for phase in ("first", "again")]
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    with tempfile.TemporaryDirectory() as folder:
+        for corpus in args.corpus:
+            first, second = halves(corpus, args.half_bytes, folder)
+            for tokenizer in args.encode:
+                ours = with_pieces(args, tokenizer, first, folder) if "ironmill" in tools else tokenizer
+                name = f"{os.path.basename(corpus)}, {os.path.basename(tokenizer)}"
+                encoder_row(args, tools, name, second, lambda tool: ours if tool == "ironmill" else tokenizer)
+        for name, path in adversarial(folder) if args.adversarial else ():
+            for tokenizer in args.encode:
+                encoder_row(args, tools, f"{name}, {os.path.basename(tokenizer)}", path, lambda tool: tokenizer)
+    return 0
 
 
 def command(tool, args, out):
     if tool == "ironmill":
         return [
-            args.ironmill, "tokenizer", "train", args.corpus, "--vocab-size", str(args.vocab_size), "--threads", "1",
+            args.ironmill, "tokenizer", "train", args.corpus[0], "--vocab-size", str(args.vocab_size), "--threads", "1",
             "--document-separator", SEPARATOR, "--quiet", "--out", out,
         ]  # fmt: skip
-    return [sys.executable, __file__, args.corpus, "--child", tool, "--vocab-size", str(args.vocab_size), "--out", out]
+    return [sys.executable, __file__, args.corpus[0], "--child", tool, "--vocab-size", str(args.vocab_size), "--out", out]
 
 
 def measure(tool, args, out):
@@ -189,20 +270,24 @@ def merges(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus")
+    parser.add_argument("corpus", nargs="+", help="one to train on, or several to encode")
     parser.add_argument("--ironmill", default="target/release/ironmill")
     parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--tools", nargs="+", choices=sorted({*TOOLS, *ENCODERS}))
-    parser.add_argument("--encode", metavar="TOKENIZER", help="compare encoders with this tokenizer.json instead of trainers")
+    parser.add_argument("--encode", nargs="+", metavar="TOKENIZER", help="compare encoders with these tokenizer.json instead of trainers")
+    parser.add_argument("--adversarial", action="store_true", help="with --encode, also a megabyte each of what encoders fear")
+    parser.add_argument("--half-bytes", type=int, default=60_000_000, help="the most bytes of a half of a corpus to encode")
     parser.add_argument("--slow-bytes", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child and args.encode:
-        return encode_in_this_process(args.child, args.corpus, args.encode, args.slow_bytes)
+        return encode_in_this_process(args.child, args.corpus[0], args.encode[0], args.slow_bytes)
     if args.child:
-        return train(args.child, args.corpus, args.vocab_size, args.out)
+        return train(args.child, args.corpus[0], args.vocab_size, args.out)
+    if len(args.corpus) > 1 and not args.encode:
+        parser.error("trainers take one corpus: give one, or --encode")
 
     tools = []
     for tool in args.tools or (ENCODERS if args.encode else TOOLS):
@@ -214,10 +299,11 @@ def main():
             tools.append(tool)
         except importlib.metadata.PackageNotFoundError:
             print(f"{tool} is not installed: left out (pip install {tool})")
-    print(f"{args.corpus}: {os.path.getsize(args.corpus) / 1e6:.1f} MB, vocabulary {args.vocab_size}, "
-          f"load {os.getloadavg()[0]:.1f}")
     if args.encode:
+        print(f"load {os.getloadavg()[0]:.1f}; megabytes a processor second")
         return compare_encoders(args, tools)
+    corpus = args.corpus[0]
+    print(f"{corpus}: {os.path.getsize(corpus) / 1e6:.1f} MB, vocabulary {args.vocab_size}, load {os.getloadavg()[0]:.1f}")
 
     times = {tool: [] for tool in tools}
     with tempfile.TemporaryDirectory() as folder:

@@ -45,10 +45,8 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     let inputs = Inputs::from_specs(&plan.inputs, &InputOptions::default())?;
     if let Some(path) = &plan.tokenizer {
         let rounds = if plan.quick { 1 } else { 5 };
-        let coding = Coding::measure(|| Ok(Tokenizer::load(path)?), &inputs, rounds)?;
-        return coding.phases().into_iter().try_for_each(|(phase, spread)| {
-            show_phase(show, phase, spread, 1, coding.n_bytes, limits.peak.read_bytes_per_s)
-        });
+        let coding = Coding::measure(|| Ok(Tokenizer::load(path)?), &inputs, rounds, plan.threads)?;
+        return coding.show(show, limits.peak.read_bytes_per_s);
     }
     let special = vec!["<|endoftext|>".to_string()];
     let settings = CountSettings::new(&plan.pattern, &special, false);
@@ -98,7 +96,7 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
         tokenizer.expect(FrequentPieces::default());
         Ok(tokenizer.clone())
     };
-    let coding = Coding::measure(forgetting, &inputs, rounds)?;
+    let coding = Coding::measure(forgetting, &inputs, rounds, plan.threads)?;
 
     let what = format!(
         "{} of text, {}, {}, {}; pattern {}",
@@ -120,10 +118,7 @@ pub fn run(show: &Show, plan: &Plan) -> Result<()> {
     ] {
         show_phase(show, phase, &spread, threads, n_bytes, read_rate)?;
     }
-    coding
-        .phases()
-        .into_iter()
-        .try_for_each(|(phase, spread)| show_phase(show, phase, spread, 1, coding.n_bytes, read_rate))
+    coding.show(show, read_rate)
 }
 
 fn show_phase(
@@ -156,21 +151,29 @@ fn show_phase(
     show.result(&line, &object)
 }
 
-/// The times of encoding all text on one thread, and of decoding it.
+/// The times of encoding all text on one thread and on all, and of decoding it.
 struct Coding {
     n_bytes: u64,
+    threads: usize,
     /// Reading the tokenizer, if it is read, and making its tables.
     start: Spread,
     /// By an encoder that has not seen the text.
     first: Spread,
     /// By one that has.
     again: Spread,
+    /// The same on one thread and on several, by the wall clock; none for one thread.
+    in_parallel: Option<[Spread; 2]>,
     decode: Spread,
 }
 
 impl Coding {
     /// `fresh` gives a tokenizer that has encoded nothing.
-    fn measure(fresh: impl Fn() -> Result<Tokenizer>, inputs: &Inputs, rounds: usize) -> Result<Coding> {
+    fn measure(
+        fresh: impl Fn() -> Result<Tokenizer>,
+        inputs: &Inputs,
+        rounds: usize,
+        threads: usize,
+    ) -> Result<Coding> {
         let mut text = String::new();
         for document in inputs.documents() {
             text += &document?.text;
@@ -179,6 +182,7 @@ impl Coding {
         let mut ids = vec![1; text.len()];
         let mut decoded = vec![1; text.len()];
         let (mut start, mut first, mut again, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut in_parallel = [Vec::new(), Vec::new()];
         for _ in 0..rounds {
             let clock = Clock::now();
             let tokenizer = fresh()?;
@@ -190,6 +194,16 @@ impl Coding {
                 tokenizer.encode(text.as_bytes(), &mut ids)?;
                 times.push(clock.elapsed().counted(1));
             }
+            if threads > 1 {
+                // The first time all threads get to know the text, the second time counts.
+                for n_threads in [threads, threads, 1] {
+                    ids.clear();
+                    let clock = Clock::now();
+                    tokenizer.encode_parallel(text.as_bytes(), false, n_threads, &mut ids)?;
+                    in_parallel[usize::from(n_threads > 1)].push(clock.elapsed().wall);
+                }
+                in_parallel[1].remove(in_parallel[1].len() - 2);
+            }
             decoded.clear();
             let clock = Clock::now();
             tokenizer.decode_into(&ids, &mut decoded)?;
@@ -197,16 +211,27 @@ impl Coding {
         }
         let n_bytes = text.len() as u64;
         let [start, first, again, decode] = [start, first, again, decode].map(Spread::of);
-        Ok(Coding { n_bytes, start, first, again, decode })
+        let in_parallel = (threads > 1).then(|| in_parallel.map(Spread::of));
+        Ok(Coding { n_bytes, threads, start, first, again, in_parallel, decode })
     }
 
-    fn phases(&self) -> [(&'static str, &Spread); 4] {
-        [
-            ("encoder start", &self.start),
-            ("encode, first time", &self.first),
-            ("encode, again", &self.again),
-            ("decode", &self.decode),
-        ]
+    fn show(&self, show: &Show, read_rate: f64) -> Result<()> {
+        let mut phases = vec![
+            ("encoder start", &self.start, 1),
+            ("encode, first time", &self.first, 1),
+            ("encode, again", &self.again, 1),
+            ("decode", &self.decode, 1),
+        ];
+        if let Some([_, several]) = &self.in_parallel {
+            phases.insert(3, ("encode, all threads", several, self.threads));
+        }
+        for (phase, spread, threads) in phases {
+            show_phase(show, phase, spread, threads, self.n_bytes, read_rate)?;
+        }
+        let Some([one, several]) = &self.in_parallel else { return Ok(()) };
+        let (speedup, threads) = (one.best / several.best, self.threads);
+        let line = format!("{threads} threads encode {speedup:.2} times as fast as one, best against best");
+        show.result(&line, &json!({"kind": "threads", "threads": threads, "speedup": speedup}))
     }
 }
 

@@ -52,8 +52,8 @@ Examples:
     Generate(GenerateArgs),
     /// Training a tokenizer and encoding with it: reading, scanning, counting, learning, encoding, decoding
     #[command(after_help = "\
-Rates are of text. Counting takes --threads; everything else is one thread's processor time. The share is of the rate at
-which the machine reads memory. Encoding the first time is by an encoder that knows the vocabulary, and with --tokenizer the
+Rates are of text. Counting, and encoding where it says so, take --threads and are measured by the wall clock; everything else
+is one thread's processor time. The share is of the rate at which the machine reads memory. Encoding the first time is by an encoder that knows the vocabulary, and with --tokenizer the
 pieces beside it. tools/peers_tokenizer.py runs other trainers and encoders beside these.
 
 Examples:

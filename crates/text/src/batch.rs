@@ -1,6 +1,8 @@
 //! Encoding on several threads: the same tokens in the same order, however many there are.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::special::Wanted;
 use crate::{Kind, Result, TextCuts, Tokenizer};
@@ -13,7 +15,10 @@ impl Tokenizer {
     ///
     /// Of several errors that of the first text is returned.
     pub fn encode_batch<T: AsRef<[u8]> + Sync>(&self, texts: &[T], threads: usize) -> Result<Vec<Vec<u32>>> {
-        in_order(texts, threads, |text, out| self.encode(text.as_ref(), out))
+        in_order(texts, threads, |_, text| {
+            let mut ids = Vec::new();
+            self.encode(text.as_ref(), &mut ids).map(|()| ids)
+        })
     }
 
     /// Appends what [`encode`](Self::encode) gives, or with `with_special` what
@@ -35,9 +40,15 @@ impl Tokenizer {
         if threads < 2 || parts.len() < 2 {
             return encode(text, out);
         }
-        let encoded = in_order(&parts, threads, |part, out| encode(part.as_bytes(), out))?;
-        out.reserve(encoded.iter().map(Vec::len).sum());
-        encoded.iter().for_each(|ids| out.extend_from_slice(ids));
+        let joined = Joined { out, n_joined: 0, waiting: BTreeMap::new(), spare: Vec::new() };
+        let joined = Mutex::new(joined);
+        in_order(&parts, threads, |idx, part| {
+            let lock = || joined.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ids = lock().spare.pop().unwrap_or_default();
+            encode(part.as_bytes(), &mut ids)?;
+            lock().join(idx, ids);
+            Ok(())
+        })?;
         Ok(())
     }
 
@@ -69,12 +80,36 @@ impl Tokenizer {
     }
 }
 
-/// What `work` makes of each item, in order. Threads take the next item when they are done with one.
-fn in_order<T: Sync>(
+/// The tokens of parts, joined in order while other parts are still in work. Their memory goes round, because memory that has
+/// been written before costs a fraction of fresh pages.
+struct Joined<'o> {
+    out: &'o mut Vec<u32>,
+    /// How many parts are in `out`.
+    n_joined: usize,
+    /// Parts that others have to come before.
+    waiting: BTreeMap<usize, Vec<u32>>,
+    /// Empty ones with room.
+    spare: Vec<Vec<u32>>,
+}
+
+impl Joined<'_> {
+    fn join(&mut self, idx: usize, ids: Vec<u32>) {
+        self.waiting.insert(idx, ids);
+        while let Some(mut next) = self.waiting.remove(&self.n_joined) {
+            self.out.append(&mut next);
+            self.spare.push(next);
+            self.n_joined += 1;
+        }
+    }
+}
+
+/// What `work` makes of each item and its index, in order. Threads take the next item when they are done with one. Of several
+/// errors that of the first item is returned.
+fn in_order<T: Sync, R: Send>(
     items: &[T],
     threads: usize,
-    work: impl Fn(&T, &mut Vec<u32>) -> Result<()> + Sync,
-) -> Result<Vec<Vec<u32>>> {
+    work: impl Fn(usize, &T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
     let run = || {
         let mut done = Vec::new();
@@ -82,9 +117,7 @@ fn in_order<T: Sync>(
             let idx = next.fetch_add(1, Ordering::Relaxed);
             items.get(idx).map(|item| (idx, item))
         } {
-            let mut ids = Vec::new();
-            let result = work(item, &mut ids);
-            done.push((idx, result.map(|()| ids)));
+            done.push((idx, work(idx, item)));
         }
         done
     };
@@ -100,5 +133,5 @@ fn in_order<T: Sync>(
         done
     });
     done.sort_unstable_by_key(|&(idx, _)| idx);
-    done.into_iter().map(|(_, ids)| ids).collect()
+    done.into_iter().map(|(_, result)| result).collect()
 }

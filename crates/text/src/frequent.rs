@@ -26,8 +26,8 @@ const HEADER_BYTES: usize = 16;
 const HASH_BYTES: usize = 32;
 
 impl FrequentPieces {
-    /// As many as are worth their place: 65,536 pieces are 99.9 % of most text.
-    pub const USUAL: usize = 1 << 16;
+    /// As many as are worth their place: half of an encoder's table.
+    pub const USUAL: usize = 1 << 17;
 
     /// The most pieces of a file.
     const MAX: usize = 1 << 20;

@@ -33,7 +33,12 @@ pub(crate) struct MergeTable {
     /// What merging starts from, if not from bytes.
     characters: Option<Box<Characters>>,
     pairs: PairTable,
+    /// The pairs of ids below [`N_LOW`] once more, which are those of bytes in most vocabularies: by the left, then by the right.
+    low: Box<[Merge]>,
 }
+
+/// Every piece asks for the pairs of its bytes, so they are not hashed: 512 KiB, of which the letters of a language take 10.
+const N_LOW: usize = 256;
 
 /// The tokens that merging starts from where text is made of characters.
 #[derive(Debug, Clone)]
@@ -106,14 +111,14 @@ impl MergeTable {
         if byte_ids == [LEFT_OUT; 256] {
             return Err(Error::Format("no byte has a token of its own".into()));
         }
-        Ok(Self { byte_ids, characters: None, pairs: PairTable::with_room(n_merges) })
+        Ok(Self { byte_ids, characters: None, pairs: PairTable::with_room(n_merges), low: no_low_pairs() })
     }
 
     /// A table without merges that starts from characters, with room for `n_merges`.
     pub(super) fn of_characters(characters: Characters, n_merges: usize) -> Result<Self> {
         check_number(n_merges)?;
         let pairs = PairTable::with_room(n_merges);
-        Ok(Self { byte_ids: [0; 256], characters: Some(Box::new(characters)), pairs })
+        Ok(Self { byte_ids: [0; 256], characters: Some(Box::new(characters)), pairs, low: no_low_pairs() })
     }
 
     /// What merging starts from, if not from bytes.
@@ -123,7 +128,12 @@ impl MergeTable {
 
     /// Adds a merge and says whether it is new. There must be room.
     pub(super) fn add(&mut self, left: u32, right: u32, rank: u32, result: u32) -> bool {
-        self.pairs.insert(left, right, Merge { rank, result })
+        let merge = Merge { rank, result };
+        let is_new = self.pairs.insert(left, right, merge);
+        if is_new && (left as usize) < N_LOW && (right as usize) < N_LOW {
+            self.low[left as usize * N_LOW + right as usize] = merge;
+        }
+        is_new
     }
 
     /// The token of a byte.
@@ -136,6 +146,16 @@ impl MergeTable {
     #[inline(always)]
     pub(super) fn pair(&self, left: u32, right: u32) -> Merge {
         self.pairs.get(left, right)
+    }
+
+    /// [`pair`](Self::pair) for two tokens that are likely to be bytes.
+    #[inline(always)]
+    fn low_pair(&self, left: u32, right: u32) -> Merge {
+        if (left as usize) < N_LOW && (right as usize) < N_LOW {
+            self.low[left as usize * N_LOW + right as usize]
+        } else {
+            self.pair(left, right)
+        }
     }
 
     /// Whether some bytes have no token of their own: they are left out of a text, as the makers of such vocabularies do.
@@ -196,7 +216,7 @@ impl MergeTable {
             if merge.rank == NONE.rank { NEVER } else { (merge.rank << 4) as i32 | at as i32 }
         };
         for at in 1..n_symbols {
-            let merge = self.pair(symbols[at - 1], symbols[at]);
+            let merge = self.low_pair(symbols[at - 1], symbols[at]);
             order[at - 1] = priority(merge, at - 1);
             results[at - 1] = merge.result;
         }
@@ -214,13 +234,17 @@ impl MergeTable {
             symbols[at] = results[at];
             let behind = behind & (behind - 1);
             order[at] = NEVER;
+            // The two questions do not depend on each other, but a wrong guess about the first one delays the second.
+            let before = left & ((1 << at) - 1);
+            if before != 0 {
+                self.pairs.prefetch(symbols[before.ilog2() as usize % MAX_SHORT_BYTES], symbols[at]);
+            }
             if behind != 0 {
                 let merge =
                     self.pair(symbols[at], symbols[behind.trailing_zeros() as usize % MAX_SHORT_BYTES]);
                 order[at] = priority(merge, at);
                 results[at] = merge.result;
             }
-            let before = left & ((1 << at) - 1);
             if before != 0 {
                 let before = before.ilog2() as usize % MAX_SHORT_BYTES;
                 let merge = self.pair(symbols[before], symbols[at]);
@@ -282,6 +306,10 @@ impl MergeTable {
         }
         out.extend(chain.symbols());
     }
+}
+
+fn no_low_pairs() -> Box<[Merge]> {
+    vec![NONE; N_LOW * N_LOW].into_boxed_slice()
 }
 
 fn check_number(n_merges: usize) -> Result<()> {

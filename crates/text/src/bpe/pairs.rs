@@ -1,5 +1,7 @@
 //! Which pairs of tokens merge. Most answers are no, and most of those come from a bit map that stays in the second cache.
 
+use crate::prefetch::prefetch;
+
 /// The merge of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Merge {
@@ -80,6 +82,12 @@ impl PairTable {
             return NONE;
         }
         self.slots[self.find(pair)].merge
+    }
+
+    /// Starts to bring near what [`get`](Self::get) looks at.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, left: u32, right: u32) {
+        prefetch(&self.slots, (Self::hash(join(left, right)) >> self.shift) as usize);
     }
 
     /// Adds a merge and says whether it is new. There must be room.

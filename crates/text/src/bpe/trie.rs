@@ -7,18 +7,15 @@ use super::pairs::{Merge, NONE, PairTable};
 pub(crate) struct Trie {
     /// The tokens of single bytes.
     bytes: [u32; 256],
-    /// The node of two bytes, or [`NOWHERE`].
-    second: Vec<u32>,
-    /// From node and byte to node.
+    /// Where two bytes lead.
+    second: Vec<Merge>,
+    /// Where a node and a byte lead: the result is a node, the rank the token that ends there, so that one look finds both.
     steps: PairTable,
-    /// The token that ends at a node, or [`NO_TOKEN`].
-    tokens: Vec<u32>,
+    n_nodes: u32,
 }
 
 /// No token: ids stay below it.
 pub(crate) const NO_TOKEN: u32 = u32::MAX;
-
-const NOWHERE: u32 = NONE.result;
 
 impl Trie {
     /// An empty trie for these tokens, which are sorted.
@@ -31,18 +28,18 @@ impl Trie {
         }
         Self {
             bytes: [NO_TOKEN; 256],
-            second: vec![NOWHERE; 1 << 16],
+            second: vec![NONE; 1 << 16],
             steps: PairTable::with_room(n_steps),
-            tokens: Vec::with_capacity(n_steps),
+            n_nodes: 0,
         }
     }
 
-    fn new_node(&mut self) -> u32 {
-        self.tokens.push(NO_TOKEN);
-        (self.tokens.len() - 1) as u32
+    fn new_node(&mut self, token: u32) -> Merge {
+        self.n_nodes += 1;
+        Merge { rank: token, result: self.n_nodes - 1 }
     }
 
-    /// Adds a token and returns the longest one that is a proper prefix of it.
+    /// Adds a token, which must come after its prefixes, and returns the longest one that is a proper prefix of it.
     pub(crate) fn insert(&mut self, bytes: &[u8], id: u32) -> u32 {
         let [first, rest @ ..] = bytes else { return NO_TOKEN };
         let [second, rest @ ..] = rest else {
@@ -50,23 +47,24 @@ impl Trie {
             return NO_TOKEN;
         };
         let pair = usize::from(*first) << 8 | usize::from(*second);
-        if self.second[pair] == NOWHERE {
-            self.second[pair] = self.new_node();
+        let mut prefix = self.bytes[usize::from(*first)];
+        // Nothing that goes on from a token is there before it, so a token's last node is always new.
+        let token_at = |n_left: usize| if n_left == 0 { id } else { NO_TOKEN };
+        if self.second[pair] == NONE {
+            self.second[pair] = self.new_node(token_at(rest.len()));
         }
         let mut node = self.second[pair];
-        let mut prefix = self.bytes[usize::from(*first)];
-        for &byte in rest {
-            if self.tokens[node as usize] != NO_TOKEN {
-                prefix = self.tokens[node as usize];
+        for (&byte, n_left) in rest.iter().zip((0..rest.len()).rev()) {
+            if node.rank != NO_TOKEN {
+                prefix = node.rank;
             }
-            let mut next = self.steps.get(node, u32::from(byte)).result;
-            if next == NOWHERE {
-                next = self.new_node();
-                self.steps.insert(node, u32::from(byte), Merge { rank: 0, result: next });
+            let mut next = self.steps.get(node.result, u32::from(byte));
+            if next == NONE {
+                next = self.new_node(token_at(n_left));
+                self.steps.insert(node.result, u32::from(byte), next);
             }
             node = next;
         }
-        self.tokens[node as usize] = id;
         prefix
     }
 
@@ -77,14 +75,15 @@ impl Trie {
         let mut longest = self.bytes[usize::from(*first)];
         let [second, rest @ ..] = rest else { return longest };
         let mut node = self.second[usize::from(*first) << 8 | usize::from(*second)];
-        let mut rest = rest.iter();
-        while node != NOWHERE {
-            if self.tokens[node as usize] != NO_TOKEN {
-                longest = self.tokens[node as usize];
+        for &byte in rest {
+            if node == NONE {
+                return longest;
             }
-            let Some(&byte) = rest.next() else { break };
-            node = self.steps.get(node, u32::from(byte)).result;
+            if node.rank != NO_TOKEN {
+                longest = node.rank;
+            }
+            node = self.steps.get(node.result, u32::from(byte));
         }
-        longest
+        if node.rank == NO_TOKEN { longest } else { node.rank }
     }
 }

@@ -7,8 +7,8 @@ use crate::count::key::hash;
 /// The most tokens of a remembered short piece: those that fill a cache line.
 const MAX_TOKENS: usize = 11;
 
-/// Sets of two short pieces: 512 KiB.
-const N_SETS: usize = 1 << 12;
+/// Sets of two short pieces: 2 MiB. Source code has tens of thousands of them.
+const N_SETS: usize = 1 << 14;
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]

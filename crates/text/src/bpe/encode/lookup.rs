@@ -196,8 +196,8 @@ unsafe fn store<I: Id>(answer: &Answer, room: *mut I) {
     #[cfg(target_arch = "x86_64")]
     let answer = {
         use std::arch::x86_64::*;
-        // SAFETY: SSE2 is part of x86-64, and an answer has 16 bytes.
         let mut whole = [0; MAX_TOKENS + 1];
+        // SAFETY: SSE2 is part of x86-64, and an answer has 16 bytes.
         unsafe { _mm_storeu_si128(whole.as_mut_ptr().cast(), _mm_loadu_si128(answer.as_ptr().cast())) };
         whole
     };

@@ -1,7 +1,7 @@
 //! From text to tokens at the speed of one look into memory a piece.
 //!
 //! Pieces are found a batch at a time, turned into keys whose places in a table are asked for, and looked up when they have
-//! come near ([`lookup`]). The table starts with the pieces that are expected and with the vocabulary, and lets go of old ones
+//! come near ([`lookup`]). The table starts with the pieces that are expected, or with the vocabulary, and lets go of old ones
 //! for new ones. What it does not have is merged: short pieces by rank, long ones by [`backtrack`], if the merges allow it.
 
 mod backtrack;
@@ -100,7 +100,7 @@ struct Tables {
 impl Tables {
     fn new(model: &Model, frequent: &[Box<[u8]>]) -> Self {
         let backtracker = Backtracker::new(&model.tokens, &model.merges, &model.table);
-        let mut pieces = PieceTable::with_room(frequent.len() + model.tokens.len());
+        let mut pieces = PieceTable::with_room(frequent.len().max(model.tokens.len()));
         let mut tokens = Vec::new();
         let mut insert = |piece: &[u8], id: Option<u32>| {
             let Some(key) = Key::of(piece) else { return };
@@ -114,7 +114,9 @@ impl Tables {
             }
         };
         frequent.iter().for_each(|piece| insert(piece, None));
-        for (token, id) in model.tokens.iter().zip(0..) {
+        // Where pieces are expected, a token that is none of them would only take the place of one that comes.
+        let unexpected: &[_] = if frequent.is_empty() { &model.tokens } else { &[] };
+        for (token, id) in unexpected.iter().zip(0..) {
             let is_itself = backtracker.as_ref().is_some_and(|tracker| tracker.is_made(id));
             token.iter().for_each(|bytes| insert(bytes, Some(id).filter(|_| is_itself)));
         }
