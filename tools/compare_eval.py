@@ -1,7 +1,7 @@
 """Score a model with transformers and with ironmill on the same questions, and compare.
 
     pip install torch==2.15.0 transformers==5.22.2
-    python tools/compare_eval.py target/release/ironmill MODEL_FOLDER SQUAD_JSON [--examples 500] [--out FOLDER]
+    python tools/compare_eval.py target/release/ironmill MODEL_FOLDER SQUAD_JSON [--examples 500] [--out FOLDER] [--device cuda --rows 64]
 
 MODEL_FOLDER is a Hugging Face folder with a tokenizer, such as `ironmill import` writes; SQUAD_JSON is SQuAD v1.1's dev set. Two files of questions
 are made of it: the first questions whose paragraph has at most 600 characters, answered from the paragraph, and the same questions without it, with
@@ -58,46 +58,57 @@ def f1(answer: str, reference: str) -> float:
     return 2 * same / (len(answer) + len(reference))
 
 
+def batches(examples: list, rows: int):
+    return (examples[start : start + rows] for start in range(0, len(examples), rows))
+
+
 @torch.no_grad()
-def answer_all(model, tokenizer, examples: list[dict]) -> list[dict]:
+def answer_all(model, tokenizer, examples: list[dict], rows: int) -> list[dict]:
+    ends = model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or [])
     found = []
-    for example in examples:
-        ids = tokenizer(example["prompt"], return_tensors="pt")["input_ids"]
-        made = model.generate(ids, max_new_tokens=MAX_TOKENS, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
-        ends = {model.generation_config.eos_token_id} if isinstance(model.generation_config.eos_token_id, int) else set(model.generation_config.eos_token_id or [])
-        kept = [token for token in made.tolist() if token not in ends]
-        lines = tokenizer.decode(kept).lstrip().splitlines()
-        answer = lines[0].strip() if lines else ""
-        found.append({
-            "answer": answer,
-            "exact_match": any(normalise(answer) == normalise(reference) for reference in example["answers"]),
-            "f1": max(f1(answer, reference) for reference in example["answers"]),
-        })
+    for batch in batches(examples, rows):
+        prompts = tokenizer([example["prompt"] for example in batch], return_tensors="pt", padding=True, padding_side="left").to(model.device)
+        made = model.generate(**prompts, max_new_tokens=MAX_TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+        for example, tokens in zip(batch, made[:, prompts["input_ids"].shape[1] :].tolist()):
+            end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+            lines = tokenizer.decode(tokens[:end]).lstrip().splitlines()
+            answer = lines[0].strip() if lines else ""
+            found.append({
+                "answer": answer,
+                "exact_match": any(normalise(answer) == normalise(reference) for reference in example["answers"]),
+                "f1": max(f1(answer, reference) for reference in example["answers"]),
+            })
     return found
 
 
 @torch.no_grad()
-def choose_all(model, tokenizer, examples: list[dict]) -> list[dict]:
+def choose_all(model, tokenizer, examples: list[dict], rows: int) -> list[dict]:
+    texts = [example["prompt"] + choice for example in examples for choice in example["choices"]]
+    before = [len(tokenizer(example["prompt"])["input_ids"]) for example in examples for _ in example["choices"]]
+    sums = []
+    for batch in batches(list(zip(texts, before)), rows):
+        # What is behind a text cannot be seen by it.
+        ids = tokenizer([text for text, _ in batch], return_tensors="pt", padding=True, padding_side="right").to(model.device)
+        likelihoods = model(**ids).logits.float().log_softmax(-1)[:, :-1].gather(-1, ids["input_ids"][:, 1:, None])[..., 0].double()
+        for (_, begin), row, mask in zip(batch, likelihoods, ids["attention_mask"]):
+            sums.append(row[begin - 1 : int(mask.sum()) - 1].sum().item())
     found = []
     for example in examples:
-        before = len(tokenizer(example["prompt"])["input_ids"])
-        sums = []
-        for choice in example["choices"]:
-            ids = tokenizer(example["prompt"] + choice, return_tensors="pt")["input_ids"]
-            logits = model(ids).logits[0, before - 1 : -1].log_softmax(-1)
-            sums.append(logits.gather(-1, ids[0, before:, None]).double().sum().item())
-        by_length = [total / len(choice) for total, choice in zip(sums, example["choices"])]
+        of, sums = sums[: len(example["choices"])], sums[len(example["choices"]) :]
+        by_length = [total / len(choice) for total, choice in zip(of, example["choices"])]
         found.append({
-            "log_likelihoods": sums,
-            "chosen": sums.index(max(sums)),
+            "log_likelihoods": of,
+            "chosen": of.index(max(of)),
             "chosen_normalised": by_length.index(max(by_length)),
             "answer": example["answer"],
         })
     return found
 
 
-def ours(binary: str, model: str, flag: str, file: Path, details: Path, *more: str) -> tuple[dict, list[dict]]:
-    done = subprocess.run([binary, "eval", model, flag, file, "--details", details, "--device", "cpu", "--json", "--quiet", *more], capture_output=True, check=True)
+def ours(args, flag: str, file: Path, details: Path, *more: str) -> tuple[dict, list[dict]]:
+    line = [args.binary, "eval", args.model, flag, file, "--details", details, "--device", args.device, "--json", "--quiet", *more]
+    done = subprocess.run(line, capture_output=True, check=True)
     return json.loads(done.stdout), [json.loads(line) for line in details.read_text().splitlines()]
 
 
@@ -107,17 +118,20 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("squad", type=Path)
     parser.add_argument("--examples", type=int, default=500)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("compare-eval"))
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     answers, choices = questions(args.squad, args.examples)
     for name, examples in [("answers", answers), ("choices", choices)]:
         (args.out / f"{name}.jsonl").write_text("".join(json.dumps(example) + "\n" for example in examples))
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(args.device)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 
-    score, found = ours(args.binary, args.model, "--choices", args.out / "choices.jsonl", args.out / "choices-ours.jsonl")
-    theirs = choose_all(model, tokenizer, choices)
+    score, found = ours(args, "--choices", args.out / "choices.jsonl", args.out / "choices-ours.jsonl")
+    theirs = choose_all(model, tokenizer, choices, args.rows)
     largest = max(abs(a - b) for x, y in zip(found, theirs) for a, b in zip(x["log_likelihoods"], y["log_likelihoods"]))
     for key in ("chosen", "chosen_normalised"):
         same = sum(x[key] == y[key] for x, y in zip(found, theirs))
@@ -125,8 +139,8 @@ def main() -> None:
         print(f"choices, {key}: {same} of {len(choices)} alike; right: ironmill {right[0]}, transformers {right[1]}")
     print(f"log-likelihoods differ by at most {largest:.2e}; {score}")
 
-    score, found = ours(args.binary, args.model, "--answers", args.out / "answers.jsonl", args.out / "answers-ours.jsonl", "--max-tokens", str(MAX_TOKENS))
-    theirs = answer_all(model, tokenizer, answers)
+    score, found = ours(args, "--answers", args.out / "answers.jsonl", args.out / "answers-ours.jsonl", "--max-tokens", str(MAX_TOKENS))
+    theirs = answer_all(model, tokenizer, answers, args.rows)
     same = sum(x["answer"] == y["answer"] for x, y in zip(found, theirs))
     match = [sum(x["exact_match"] for x in side) for side in (found, theirs)]
     mean = [sum(x["f1"] for x in side) / len(side) for side in (found, theirs)]

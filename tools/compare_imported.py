@@ -3,16 +3,19 @@
     ironmill import MODEL.gguf --out FOLDER
     ironmill data prepare TEXT --tokenizer FOLDER/tokenizer.json --validation 0 --out DATA     # for --loss
     python tools/compare_imported.py PROGRAM FOLDER --prompt 'The capital of France is'
+    python tools/compare_imported.py PROGRAM FOLDER --logits 'The capital of France is Paris.'
     python tools/compare_imported.py PROGRAM FOLDER --loss DATA --text TEXT --tokens 20000 --context 512
     python tools/compare_imported.py PROGRAM FOLDER --sentences
     python tools/compare_imported.py PROGRAM FOLDER --gguf FILE      # the dequantised weights against the `gguf` package
 
-Needs torch and transformers (and gguf); prints both sides and the difference.
+`--device cuda` runs both sides on a card, `--precision fp32 bf16` ours in both; the other side is always f32. Needs torch and
+transformers (and gguf); prints both sides and the difference.
 """
 
 import argparse
 import json
 import subprocess
+import tempfile
 
 import torch
 import transformers
@@ -23,45 +26,80 @@ def run(program, *arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def compare_greedy(args, model, tokenizer):
-    ids = tokenizer(args.prompt, return_tensors="pt")
+def place(args, precision="fp32"):
+    return ["--device", args.device, "--precision", precision]
+
+
+def plain_ids(tokenizer, text, **how):
+    """The tokens of a text in which the texts of special tokens mean nothing, between those that stand around one."""
+    return tokenizer(text, split_special_tokens=True, **how)["input_ids"]
+
+
+def compare_logits(args, model, tokenizer, precision):
+    import safetensors.torch
+
+    with tempfile.TemporaryDirectory() as room:
+        found = run(args.program, "eval", args.folder, "--text", args.logits, "--logits", f"{room}/logits", *place(args, precision))[0]
+        ours = safetensors.torch.load_file(f"{room}/logits")["logits"]
+    ids = plain_ids(tokenizer, args.logits)
+    print(f"{len(ids)} tokens, the same: {found['ids'] == ids}; the first of them: {ids[:3]}")
+    window = torch.tensor([ids], device=args.device)
+    with torch.no_grad():
+        made = model(window, labels=window)
+    theirs = made.logits[0].float().cpu()
+    largest = theirs.abs().max().item()
+    worst = (ours - theirs).abs().max().item()
+    # Of a row, so that a row of small logits is not measured by another's large ones.
+    relative = ((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).max().item()
+    print(f"logits differ by at most {worst:.2e} (the largest is {largest:.2f}: {worst / largest:.2e}), a row by {relative:.2e} of its length")
+    print(f"the likeliest token is the same behind {(ours.argmax(-1) == theirs.argmax(-1)).sum()} of {len(ids)}")
+    print(f"loss: ours {found['loss']:.6f}, theirs {made.loss.item():.6f}, difference {abs(found['loss'] - made.loss.item()):.2e}")
+
+
+def compare_greedy(args, model, tokenizer, precision):
+    ids = tokenizer(args.prompt, return_tensors="pt").to(args.device)
     made = model.generate(**ids, max_new_tokens=24, do_sample=False)
     theirs = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-    ours = run(args.program, "sample", args.folder, "--prompt", args.prompt, "--temperature", 0, "--max-tokens", 24)[0]["text"]
+    ours = run(args.program, "sample", args.folder, "--prompt", args.prompt, "--temperature", 0, "--max-tokens", 24, *place(args, precision))[0]["text"]
     print("ours  ", repr(ours))
     print("theirs", repr(theirs))
     print("same" if ours == theirs else "DIFFERENT")
 
 
 def compare_loss(args, model, tokenizer):
-    """The same windows as `eval`: windows of the context, every token but the first predicted once."""
-    evaluated = run(args.program, "eval", args.folder, "--data", args.loss, "--split", "train", "--tokens", args.tokens,
-                    "--context", args.context, "--rows", 1)[0]  # fmt: skip
-    ids = tokenizer(open(args.text, encoding="utf-8").read(), add_special_tokens=False)["input_ids"]
-    total, count = 0.0, 0
+    """The same windows as `eval`: the context less what stands before a text, every token but the first predicted once."""
+    ids = plain_ids(tokenizer, open(args.text, encoding="utf-8").read(), add_special_tokens=False)
+    asked = min(args.tokens, len(ids) - 1)
+    evaluated = [
+        run(args.program, "eval", args.folder, "--data", args.loss, "--split", "train", "--tokens", asked, "--context", args.context,
+            "--rows", args.rows, *place(args, precision))[0]
+        for precision in args.precision
+    ]  # fmt: skip
+    before = evaluated[0]["before"]
+    room, total, count = args.context - len(before), 0.0, 0
     with torch.no_grad():
-        for start in range(0, args.tokens, args.context):
-            window = torch.tensor([ids[start : min(start + args.context, args.tokens) + 1]])
-            logits = model(window[:, :-1]).logits
-            total += torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum").item()
-            count += window.shape[1] - 1
-    print(f"ours   {evaluated['loss']:.6f} over {evaluated['tokens']} tokens")
-    print(f"theirs {total / count:.6f} over {count} tokens")
-    print(f"difference {abs(evaluated['loss'] - total / count):.2e}")
+        for start in range(0, asked, room):
+            window = ids[start : min(start + room, asked) + 1]
+            logits = model(torch.tensor([before + window[:-1]], device=args.device)).logits[0, len(before) :].float()
+            total += torch.nn.functional.cross_entropy(logits, torch.tensor(window[1:], device=args.device), reduction="sum").item()
+            count += len(window) - 1
+    print(f"loss over {count} tokens, {before} before every window of {args.context}: theirs {total / count:.6f}")
+    for precision, ours in zip(args.precision, evaluated):
+        print(f"ours in {precision}: {ours['loss']:.6f} over {ours['tokens']}, difference {abs(ours['loss'] - total / count):.2e}")
 
 
 def compare_sentences(args):
     texts = ["A fox in the snow.", "Winter animals", "The derivative of a sum is the sum of the derivatives.", "naïve café"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
-    model = transformers.AutoModel.from_pretrained(args.folder, dtype=torch.float32)
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    model = transformers.AutoModel.from_pretrained(args.folder, dtype=torch.float32).to(args.device)
+    batch = tokenizer(texts, padding=True, return_tensors="pt").to(args.device)
     with torch.no_grad():
         hidden = model(**batch).last_hidden_state
     mask = batch["attention_mask"][..., None]
     theirs = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
     flags = [word for text in texts for word in ("--text", text)]
-    ours = torch.tensor([line["vector"] for line in run(args.program, "embed", args.folder, *flags)])
-    print(f"largest difference of a number: {(ours - theirs).abs().max():.2e}; of length {ours.shape[1]}")
+    ours = torch.tensor([line["vector"] for line in run(args.program, "embed", args.folder, "--device", args.device, *flags)])
+    print(f"largest difference of a number: {(ours - theirs.cpu()).abs().max():.2e}; of length {ours.shape[1]}")
 
 
 def compare_weights(args):
@@ -96,10 +134,14 @@ def main():
     parser.add_argument("program")
     parser.add_argument("folder")
     parser.add_argument("--prompt")
+    parser.add_argument("--logits", metavar="TEXT")
     parser.add_argument("--loss")
     parser.add_argument("--text")
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", nargs="+", default=["fp32"])
     parser.add_argument("--sentences", action="store_true")
     parser.add_argument("--gguf")
     args = parser.parse_args()
@@ -109,8 +151,13 @@ def main():
         compare_weights(args)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32, attn_implementation="eager")
-    if args.prompt:
-        compare_greedy(args, model, tokenizer)
+    model = model.to(args.device)
+    for precision in args.precision:
+        print(f"{precision} on {args.device}")
+        if args.logits:
+            compare_logits(args, model, tokenizer, precision)
+        if args.prompt:
+            compare_greedy(args, model, tokenizer, precision)
     if args.loss:
         compare_loss(args, model, tokenizer)
 

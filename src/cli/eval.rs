@@ -1,6 +1,7 @@
-//! `ironmill eval`: how well a model predicts a prepared data set, chooses and answers.
+//! `ironmill eval`: how well a model predicts a prepared data set or a text, chooses and answers.
 
 mod scores;
+mod text;
 
 use super::{Context, parse_count};
 use crate::failure::{Code, Failure, Result};
@@ -9,19 +10,22 @@ use crate::stages::corpus::check_match;
 use crate::stages::model::{self, Precision};
 use clap::ValueEnum;
 use ironmill_data::{Dataset, Split};
-use ironmill_model::Objective;
+use ironmill_model::{EvaluationSet, Objective};
+use ironmill_text::Tokenizer;
 use serde_json::json;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 /// The flags of `eval`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Measures one of three things: the loss on prepared data; with --choices which of some texts the model finds likeliest, a line each
-of {\"prompt\", \"choices\", \"answer\"}; with --answers how well it answers, a line each of {\"prompt\", \"answers\"}, by SQuAD's exact
-match and F1 of the first line that it writes.
+Measures one of four things: the loss on prepared data; with --text the loss of a text that fits the context, and its logits;
+with --choices which of some texts the model finds likeliest, a line each of {\"prompt\", \"choices\", \"answer\"}; with --answers
+how well it answers, a line each of {\"prompt\", \"answers\"}, by SQuAD's exact match and F1 of the first line that it writes.
 
 Examples:
   ironmill eval runs/quickstart
+  ironmill eval smollm2 --text 'The capital of France is Paris.' --logits logits.safetensors
   ironmill eval smollm2 --choices arc.jsonl --examples 500
   ironmill eval smollm2 --answers squad.jsonl --chat --details found.jsonl --json
   ironmill eval runs/quickstart/checkpoints/step-00000500 --tokens 1M
@@ -42,6 +46,13 @@ pub struct Args {
     /// The longest sequence [default: the model's context]
     #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with_all = ["choices", "answers"])]
     context: Option<u64>,
+    /// Measure the loss of this text, or of @ and a file, as one sample
+    #[arg(long, value_name = "TEXT|@FILE", allow_hyphen_values = true,
+          conflicts_with_all = ["data", "split", "tokens", "context", "rows", "choices", "answers"])]
+    text: Option<String>,
+    /// With --text: write its tokens and the logits behind each of them as safetensors
+    #[arg(long, value_name = "FILE", requires = "text")]
+    logits: Option<PathBuf>,
     /// Questions with choices, a JSON object a line
     #[arg(long, value_name = "FILE", conflicts_with = "answers")]
     choices: Option<PathBuf>,
@@ -56,6 +67,9 @@ pub struct Args {
     /// The tokenizer [default: the model's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// What weights are kept in; on a card, everything else, too. A loss in bf16 needs a card
+    #[arg(long, value_enum, default_value_t = Precision::Fp32)]
+    precision: Precision,
     /// Where to run: auto, cpu, cuda, cuda:1 … or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -76,6 +90,10 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
     }
     let found = model::find(&args.model, &context.show)?;
     let (tokenizer, file) = found.tokenizer(args.tokenizer.as_deref())?;
+    if let Some(text) = &args.text {
+        args.scores.refuse()?;
+        return text::run(context, args, &found, (&tokenizer, &file), text);
+    }
     match (&args.choices, &args.answers) {
         (Some(questions), _) => {
             return scores::choices(context, args, &found, (&tokenizer, &file), questions);
@@ -100,17 +118,25 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
         }
     };
     let dataset = Dataset::open(&dir)?;
-    check_match(&tokenizer, &file, &dataset, &dir)?;
+    // What a folder puts around a text is no part of prepared tokens, so the file alone may be the one that made them.
+    check_match(&tokenizer, &file, &dataset, &dir)
+        .or_else(|_| check_match(&Tokenizer::load(&file)?, &file, &dataset, &dir))?;
     let split = if args.split == SplitName::Train { Split::Train } else { Split::Validation };
     let stream = dataset.split(split);
     if stream.is_empty() {
         return Err(ironmill_data::Error::EmptySplit { split: split.name().into() }.into());
     }
-    let mut engine = found.engine_cut_to(args.context, Precision::Fp32, &args.device, context.threads)?;
+    let mut engine = found.engine_cut_to(args.context, args.precision, &args.device, context.threads)?;
     found.check_vocabulary(&engine, &tokenizer, &file)?;
     let objective = model::objective_of(engine.model().config().architecture, &tokenizer)?;
+    // A run is measured as it was trained: prepared tokens and nothing else. Other models are used to what their makers put
+    // before a text.
+    let is_text = found.run.is_none() && objective == Objective::NextToken;
+    let before = if is_text { tokenizer.around().0 } else { &[] };
+    let set = args.tokens.map_or(EvaluationSet::Complete, EvaluationSet::First);
+    let never = AtomicBool::new(false);
     let evaluation =
-        engine.evaluate(stream, objective, args.tokens.unwrap_or(u64::MAX), usize::from(args.rows))?;
+        engine.evaluate_behind(before, stream, objective, set, usize::from(args.rows), &never)?;
     let bits = evaluation.bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     let text = format!(
         "{}: loss {:.4} nats a token, perplexity {:.2}{bits}, over {} {}{} tokens",
@@ -130,6 +156,7 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
         "bits_per_byte": evaluation.bits_per_byte,
         "objective": if objective == Objective::NextToken { "next token" } else { "masked token" },
         "tokens": evaluation.tokens,
+        "before": before,
     });
     context.show.result(&text, &object)
 }

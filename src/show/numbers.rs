@@ -20,6 +20,11 @@ pub fn counted(number: u64, thing: &str) -> String {
     format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
+/// Bytes one by one: `0x00 0x0b`.
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:#04x}")).collect::<Vec<String>>().join(" ")
+}
+
 /// A size in bytes: `1.5 MB`.
 pub fn bytes(number: u64) -> String {
     let mut value = number as f64;

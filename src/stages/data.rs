@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::show::Show;
-use crate::show::numbers::{bytes, grouped};
+use crate::show::numbers::{bytes, counted, grouped, hexadecimal};
 use ironmill_data::{Dataset, Inputs, Manifest, PrepareOptions, Split};
 use ironmill_text::{Tokenizer, UNKNOWN, durable};
 use std::path::Path;
@@ -48,6 +48,7 @@ pub fn prepare(
         let (kept, all) = (grouped(reused_sections), grouped(manifest.sections.len() as u64));
         show.note(&format!("data: {kept} of {all} sections were there already and were kept"));
     }
+    warn_missing_bytes(tokenizer, show);
     show_unknown(dir, tokenizer, show)?;
     Ok(PreparedData { manifest, reused, reused_sections })
 }
@@ -67,6 +68,19 @@ pub fn write_tokenizer(dir: &Path, tokenizer: &Tokenizer) -> Result<()> {
         }
     }
     durable::write(&path, json.as_bytes()).map_err(|error| Failure::write(&path, &error))
+}
+
+/// Warns of bytes that text can have and the vocabulary has not: those that no UTF-8 text has are missing in many.
+fn warn_missing_bytes(tokenizer: &Tokenizer, show: &Show) {
+    let never_in_text = |byte: u8| matches!(byte, 0xc0 | 0xc1 | 0xf5..);
+    let mut missing = tokenizer.missing_bytes();
+    missing.retain(|&byte| !never_in_text(byte));
+    if !missing.is_empty() {
+        let (count, listed) = (counted(missing.len() as u64, "byte"), hexadecimal(&missing));
+        show.warn(&format!(
+            "data: the vocabulary has no token for {count} ({listed}); where the text has them, they are left out"
+        ));
+    }
 }
 
 /// Says how many tokens of a data set stand for something that the vocabulary does not have, if it can happen at all.

@@ -1,6 +1,7 @@
 //! From a configuration or a folder to a model on a device.
 
 use super::cuda;
+use super::interchange::tokenizer_of_folder;
 use super::plan::Samples;
 use super::run_folder::RunFolder;
 use crate::config::{Config, Length, MASK, TrainConfig, parse_group};
@@ -241,8 +242,10 @@ pub fn find(path: &Path, show: &Show) -> Result<Found> {
     }
     let extension = path.extension().and_then(|extension| extension.to_str());
     if path.is_file() && matches!(extension, Some("gguf" | "bin")) {
+        // Only GGUF files have a tokenizer inside.
+        let flag = if extension == Some("gguf") { "" } else { " --tokenizer FILE" };
         let message = format!(
-            "{} is a file, and a model is a folder here: make one with `ironmill import {} --out NAME`",
+            "{} is a file, and a model is a folder here: make one with `ironmill import {}{flag} --out NAME`",
             path.display(),
             path.display()
         );
@@ -320,7 +323,7 @@ impl Found {
         let path = match (asked, &self.run) {
             (Some(asked), _) => asked.to_path_buf(),
             (None, Some(run)) if !beside.is_file() => run.tokenizer(),
-            (None, _) => beside,
+            (None, _) => return Ok((tokenizer_of_folder(&self.weights)?, beside)),
         };
         Ok((Tokenizer::load(&path)?, path))
     }

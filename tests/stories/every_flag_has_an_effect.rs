@@ -75,7 +75,9 @@ fn every_flag_of_eval_changes_something() {
     let questions =
         ["--choices", "--answers", "--examples", "--chat", "--template", "--max-tokens", "--details"];
     let flags = ["--data", "--split", "--tokens", "--context", "--rows", "--tokenizer", "--device"];
-    check_complete(&desk, "eval", &[&flags[..], &questions].concat());
+    // What is about a text is tried in `bring_a_model`.
+    let of_text = ["--text", "--logits", "--precision"];
+    check_complete(&desk, "eval", &[&flags[..], &questions, &of_text].concat());
     let plain = loss(&desk, &["eval", "run"]);
     assert_ne!(plain, loss(&desk, &["eval", "run", "--split", "train"]));
     assert_ne!(plain, loss(&desk, &["eval", "run", "--tokens", "50"]));

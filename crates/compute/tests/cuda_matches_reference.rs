@@ -195,9 +195,11 @@ fn attention_by_cudnn_in_f16_matches_the_reference_and_repeats_its_bits() {
 }
 
 #[test]
-fn heads_of_256_in_f32_match_the_reference() {
+fn heads_of_256_match_the_reference() {
     let Some(mut cuda) = cuda() else { return };
-    for case in attentions_of_wide_heads() {
+    let single = attentions_of_wide_heads();
+    let narrow = [DType::BF16, DType::F16].map(|of| narrowed(&single, of)).concat();
+    for case in single.into_iter().chain(narrow) {
         let actual = run(&mut cuda, &case).expect("a kernel runs it");
         compare_within(slack(&case), &case, &actual, &case.expected()).expect("within the bounds");
     }

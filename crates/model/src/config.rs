@@ -155,12 +155,16 @@ pub struct ModelConfig {
     pub has_head: bool,
 }
 
+/// More than any size of a model.
+const MOST_SIZE: usize = 1 << 24;
+
 impl ModelConfig {
     /// A model of an architecture with its usual choices for all but the sizes. The MLP of a gated model is two thirds as
     /// wide, rounded up to a multiple of 64, so that both kinds have about the same number of parameters.
     pub fn new(architecture: Architecture, layers: usize, heads: usize, width: usize) -> Self {
         let llama = architecture == Architecture::Llama;
-        let mlp_width = 4 * width;
+        // A width beyond all models is refused by `check`, and until then nothing may overflow.
+        let mlp_width = 4 * width.min(MOST_SIZE);
         ModelConfig {
             architecture,
             vocab_size: 256,
@@ -192,7 +196,7 @@ impl ModelConfig {
     /// Refuses sizes that make no model.
     pub fn check(&self) -> Result<()> {
         let fail = |key, value: String, reason: &str| Err(Error::Model { key, value, reason: reason.into() });
-        for (key, value) in [
+        let sizes = [
             ("vocab_size", self.vocab_size),
             ("context", self.context),
             ("layers", self.layers),
@@ -201,11 +205,14 @@ impl ModelConfig {
             ("width", self.width),
             ("head_dim", self.head_dim),
             ("mlp_width", self.mlp_width),
-        ] {
+        ];
+        for (key, value) in sizes {
             if value == 0 {
                 return fail(key, value.to_string(), "must be at least 1");
             }
-            if value > 1 << 24 {
+        }
+        for (key, value) in sizes.into_iter().chain([("window", self.window)]) {
+            if value > MOST_SIZE {
                 let reason = "is larger than any model this program can run (16,777,216)";
                 return fail(key, value.to_string(), reason);
             }
@@ -358,6 +365,10 @@ pub(crate) mod tests {
         assert!(ModelConfig { layers: 0, ..gpt2.clone() }.check().is_err());
         assert!(ModelConfig { dropout: 1.0, ..gpt2.clone() }.check().is_err());
         assert!(ModelConfig { width: usize::MAX / 2, ..gpt2.clone() }.check().is_err());
+        assert!(ModelConfig { window: usize::MAX, ..gpt2.clone() }.check().is_err());
+        for architecture in [Architecture::Gpt2, Architecture::Llama, Architecture::Encoder] {
+            assert!(ModelConfig::new(architecture, 2, 3, usize::MAX).check().is_err());
+        }
         assert!(ModelConfig { kv_heads: 1, ..gpt2.clone() }.check().is_err());
         assert!(ModelConfig { mlp: Mlp::SiluGate, ..gpt2 }.check().is_err());
         let llama = tiny(Architecture::Llama);

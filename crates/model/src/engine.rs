@@ -247,19 +247,38 @@ impl Engine {
         rows: usize,
         stop: &AtomicBool,
     ) -> Result<Evaluation> {
-        let (set, predictable) = (set.into(), stream.tokens().saturating_sub(1));
+        self.evaluate_behind(&[], stream, objective, set.into(), rows, stop)
+    }
+
+    /// Does the same with some tokens before every window, as [`evaluate_until`](Self::evaluate_until) otherwise. They are part of the
+    /// context and never asked for: the `<bos>` without which some models are at a loss.
+    pub fn evaluate_behind(
+        &mut self,
+        before: &[u32],
+        stream: &TokenStream,
+        objective: Objective,
+        set: EvaluationSet,
+        rows: usize,
+        stop: &AtomicBool,
+    ) -> Result<Evaluation> {
+        let predictable = stream.tokens().saturating_sub(1);
         if predictable.min(set.tokens()) == 0 {
             let reason = "evaluation needs at least two tokens".into();
             return Err(Error::Setting { key: "eval_tokens", value: set.tokens().to_string(), reason });
         }
+        let (context, vocab_size) = (self.model.config().context, self.model.config().vocab_size);
+        let room = context.saturating_sub(before.len());
+        if room == 0 {
+            let reason = format!("{} tokens before the text leave nothing of it", before.len());
+            return Err(Error::Setting { key: "context", value: context.to_string(), reason });
+        }
         self.prepare_evaluation(rows)?;
         self.show()?;
         let Some(evaluation) = &self.evaluation else { unreachable!("it was just prepared") };
-        let (context, vocab_size) = (self.model.config().context, self.model.config().vocab_size);
         let mut ids = vec![0; rows * context];
         let mut targets = vec![IGNORED; rows * context];
-        let mut window = vec![0; context + 1];
-        let mut windows = set.windows(predictable, context as u64).peekable();
+        let mut window = vec![0; room + 1];
+        let mut windows = set.windows(predictable, room as u64).peekable();
         let (mut sum, mut predicted) = (0.0, 0);
         while windows.peek().is_some() {
             if stop.load(Ordering::Relaxed) {
@@ -269,15 +288,11 @@ impl Engine {
             for (ids, targets) in ids.chunks_exact_mut(context).zip(targets.chunks_exact_mut(context)) {
                 let Some((position, count)) = windows.next() else { break };
                 stream.read(position, &mut window[..=count])?;
+                ids[..before.len()].copy_from_slice(before);
+                let (ids, targets) = (&mut ids[before.len()..], &mut targets[before.len()..]);
                 ids[..count].copy_from_slice(&window[..count]);
                 targets[..count].copy_from_slice(&window[1..=count]);
-                objective.prepare(
-                    EVALUATION_SEED,
-                    (position / context as u64) as u32,
-                    vocab_size,
-                    ids,
-                    targets,
-                );
+                objective.prepare(EVALUATION_SEED, (position / room as u64) as u32, vocab_size, ids, targets);
                 predicted += targets.iter().filter(|&&target| target != IGNORED).count() as u64;
             }
             self.runtime.write(evaluation.program, evaluation.ids, HostData::U32(&ids))?;

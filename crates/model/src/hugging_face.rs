@@ -145,17 +145,18 @@ pub(crate) fn from_json(json: &Value) -> Result<ModelConfig, String> {
 
 fn read_gpt2(keys: &Keys<'_>) -> Result<ModelConfig, String> {
     let (layers, heads, width) = (keys.size("n_layer")?, keys.size("n_head")?, keys.size("n_embd")?);
+    let usual = ModelConfig::new(Architecture::Gpt2, layers, heads, width);
     Ok(ModelConfig {
         vocab_size: keys.size("vocab_size")?,
         context: keys.size("n_positions")?,
-        mlp_width: keys.size("n_inner").unwrap_or(4 * width),
+        mlp_width: keys.size("n_inner").unwrap_or(usual.mlp_width),
         mlp: keys.activation("activation_function", "gelu_new")?,
         dropout: keys.number("resid_pdrop", 0.0) as f32,
         bias: keys.flag("ironmill_bias", true),
         tied: keys.flag("tie_word_embeddings", true),
         norm_eps: keys.number("layer_norm_epsilon", 1e-5) as f32,
         window: keys.size("ironmill_window").unwrap_or(0),
-        ..ModelConfig::new(Architecture::Gpt2, layers, heads, width)
+        ..usual
     })
 }
 

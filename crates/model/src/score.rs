@@ -214,6 +214,21 @@ mod tests {
     }
 
     #[test]
+    fn the_logits_behind_every_token_are_those_of_the_text_up_to_it() {
+        let model = Model::new(tiny(Architecture::Llama)).unwrap();
+        let (values, vocabulary) = (model.initial_values(5), model.config().vocab_size);
+        let mut engine = Engine::new(Box::new(Cpu::new(1).unwrap()), model, &values).unwrap();
+        let ids = [3, 1, 4, 1, 5];
+        let all = engine.logits(&ids).unwrap();
+        assert_eq!(all.len(), ids.len() * vocabulary);
+        for (seen, row) in (1..).zip(all.chunks_exact(vocabulary)) {
+            let alone = engine.next_logits(&ids[..seen]).unwrap();
+            assert!(row.iter().zip(alone).all(|(a, b)| (a - b).abs() < 1e-5), "behind {seen} tokens");
+        }
+        assert!(engine.logits(&[]).is_err());
+    }
+
+    #[test]
     fn what_cannot_be_asked_is_refused() {
         let model = Model::new(tiny(Architecture::Gpt2)).unwrap();
         let values = model.initial_values(5);

@@ -17,18 +17,21 @@ pub(crate) struct Frame {
 
 impl Frame {
     /// The frame of these special tokens, each a text and its id.
-    pub(crate) fn of(before: &[(&str, u32)], after: &[(&str, u32)]) -> Self {
-        let ids = |tokens: &[(&str, u32)]| tokens.iter().map(|&(_, id)| id).collect();
+    pub(crate) fn of<T: AsRef<str>>(before: &[(T, u32)], after: &[(T, u32)]) -> Self {
+        let ids = |tokens: &[(T, u32)]| tokens.iter().map(|&(_, id)| id).collect();
         if before.is_empty() && after.is_empty() {
             return Self::default();
         }
         let around = |name: &str, type_id: u32| {
-            let token = |&(text, _): &(&str, u32)| json!({"SpecialToken": {"id": text, "type_id": type_id}});
+            let token =
+                |(text, _): &(T, u32)| json!({"SpecialToken": {"id": text.as_ref(), "type_id": type_id}});
             let text = json!({"Sequence": {"id": name, "type_id": type_id}});
             before.iter().map(token).chain([text]).chain(after.iter().map(token)).collect::<Vec<Value>>()
         };
-        let special =
-            |&(text, id): &(&str, u32)| (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]}));
+        let special = |(text, id): &(T, u32)| {
+            let text = text.as_ref();
+            (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]}))
+        };
         let special: serde_json::Map<String, Value> = before.iter().chain(after).map(special).collect();
         let pair = [around("A", 0), around("B", 1)].concat();
         let post_processor = json!({

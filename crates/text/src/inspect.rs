@@ -22,6 +22,8 @@ pub struct Inspection {
     pub merges: usize,
     /// The longest ordinary tokens as (id, bytes), the longest first, of equally long ones in order of id.
     pub longest: Vec<(u32, Vec<u8>)>,
+    /// The [bytes without a token](Tokenizer::missing_bytes).
+    pub missing_bytes: Vec<u8>,
     /// How the tokenizer fits the sample text, if one was given.
     pub sample: Option<Sample>,
 }
@@ -51,6 +53,7 @@ pub fn inspect(tokenizer: &Tokenizer, n_longest: usize, sample: Option<&[u8]>) -
         pattern: tokenizer.pattern().cloned(),
         merges: tokenizer.n_merges(),
         longest: longest(tokenizer, n_longest),
+        missing_bytes: tokenizer.missing_bytes(),
         sample: sample.map(|text| Sample::of(tokenizer, text)).transpose()?,
     })
 }

@@ -261,6 +261,19 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes that have no token in a byte-level vocabulary and are left out of a text, as the makers of such
+    /// vocabularies do; none in the other kinds.
+    pub fn missing_bytes(&self) -> Vec<u8> {
+        match &self.model {
+            Model::Bpe(bpe) => bpe.missing_bytes(),
+            Model::Char(_)
+            | Model::Word(_)
+            | Model::Byte(_)
+            | Model::SentencePiece(_)
+            | Model::WordPiece(_) => Vec::new(),
+        }
+    }
+
     /// The highest id plus one, special tokens included.
     pub fn vocab_size(&self) -> usize {
         self.tokens().len()
@@ -322,6 +335,20 @@ impl Tokenizer {
     /// `<s>` before it for Llama 2. No way to encode adds them but [`encode_framed`](Self::encode_framed).
     pub fn around(&self) -> (&[u32], &[u32]) {
         self.frame().map_or((&[], &[]), |frame| (frame.before(), frame.after()))
+    }
+
+    /// The same vocabulary with other special tokens [around](Self::around) a text, which are given as texts.
+    pub fn with_around(&self, before: &[&str], after: &[&str]) -> Result<Self> {
+        let known = |text: &&'_ str| {
+            let missing = || Error::Format(format!("it has no special token {text:?} to put around a text"));
+            Ok(((*text).to_owned(), self.special_id(text).ok_or_else(missing)?))
+        };
+        let before = before.iter().map(known).collect::<Result<Vec<(String, u32)>>>()?;
+        let after = after.iter().map(known).collect::<Result<Vec<(String, u32)>>>()?;
+        let mut file: serde_json::Value = serde_json::from_str(&self.to_json())
+            .map_err(|error| Error::Format(format!("it cannot be written as JSON ({error})")))?;
+        file["post_processor"] = Frame::of(&before, &after).to_json();
+        Self::from_json(&file.to_string())
     }
 
     /// Encodes ordinary text with `id` for whatever the vocabulary does not have, and says how often.

@@ -3,7 +3,7 @@
 use super::{in_file, read_input, shown};
 use crate::cli::Context;
 use crate::failure::Result;
-use crate::show::numbers::{bytes, counted, grouped};
+use crate::show::numbers::{bytes, counted, grouped, hexadecimal};
 use ironmill_text::{Inspection, Sample, Tokenizer, inspect};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -47,6 +47,7 @@ pub fn run(context: &Context, args: &InspectArgs) -> Result<()> {
         "longest": found.longest.iter().map(|(id, token)| json!({
             "id": id, "bytes": token.len(), "text": String::from_utf8_lossy(token)
         })).collect::<Vec<_>>(),
+        "missing_bytes": found.missing_bytes,
         "texts": samples.iter().map(|(name, sample)| sample_object(name, sample)).collect::<Vec<_>>(),
     });
     let mut text = format!("{}: {}", args.tokenizer.display(), describe(&found));
@@ -63,6 +64,11 @@ fn describe(found: &Inspection) -> String {
     }
     if found.merges > 0 {
         text += &format!("\n{:10}  {}", "merges", grouped(found.merges as u64));
+    }
+    if !found.missing_bytes.is_empty() {
+        let (count, listed) =
+            (counted(found.missing_bytes.len() as u64, "byte"), hexadecimal(&found.missing_bytes));
+        text += &format!("\n{:10}  {count} without a token, left out of a text: {listed}", "missing");
     }
     let mut label = "special";
     for (special, id) in &found.special {

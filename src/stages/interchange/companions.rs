@@ -1,9 +1,10 @@
 //! What travels with a model besides its parameters: tokenizer, special tokens, chat template, how to generate.
 
+use super::frame::tokenizer_of_folder;
 use super::vocabulary;
 use crate::failure::{Code, Failure, Result};
 use ironmill_data::gguf::{Gguf, Value as Entry};
-use ironmill_text::{GgufVocabulary, Tokenizer};
+use ironmill_text::{GgufVocabulary, Kind, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
@@ -59,7 +60,22 @@ impl Companions {
             found.entries.retain(|(key, _)| !key.starts_with("tokenizer.ggml."));
             found.set_tokenizer(tokenizer);
         }
+        found.complete_ids();
         Ok(found)
+    }
+
+    /// Takes special tokens that nobody named from the tokenizer: without its id, `<bos>` would be lost on the way to a GGUF file.
+    fn complete_ids(&mut self) {
+        let Some(tokenizer) = &self.tokenizer else { return };
+        // What an encoder's vocabulary puts around a text is neither a beginning nor an end.
+        let around =
+            if tokenizer.kind() == Kind::WordPiece { (&[][..], &[][..]) } else { tokenizer.around() };
+        let end = around.1.first().copied().or_else(|| tokenizer.end_of_text());
+        for (key, id) in [("bos_token_id", around.0.first().copied()), ("eos_token_id", end)] {
+            if let Some(id) = id {
+                self.ids.entry(key).or_insert(id.into());
+            }
+        }
     }
 
     /// The tokenizer, where there is one.
@@ -82,7 +98,7 @@ impl Companions {
         }
         let path = folder.join("tokenizer.json");
         if path.is_file() {
-            found.tokenizer = Some(Tokenizer::load(&path)?);
+            found.tokenizer = Some(tokenizer_of_folder(folder)?);
         }
         for name in ["generation_config.json", "config.json"] {
             let config = read_object(&folder.join(name));
@@ -92,10 +108,6 @@ impl Companions {
                     found.ids.entry(key).or_insert_with(|| id.clone());
                 }
             }
-        }
-        let end = found.tokenizer.as_ref().and_then(Tokenizer::end_of_text);
-        if let Some(end) = end {
-            found.ids.entry("eos_token_id").or_insert(end.into());
         }
         Ok(found)
     }
@@ -226,7 +238,7 @@ pub fn end_ids(folder: &Path) -> Vec<u32> {
 }
 
 /// An object of a small JSON file; nothing where there is none.
-fn read_object(path: &Path) -> Map<String, Value> {
+pub(super) fn read_object(path: &Path) -> Map<String, Value> {
     let is_small = fs::metadata(path).is_ok_and(|about| about.len() <= MAX_FILE_BYTES);
     let bytes = if is_small { fs::read(path).unwrap_or_default() } else { Vec::new() };
     serde_json::from_slice(&bytes).unwrap_or_default()

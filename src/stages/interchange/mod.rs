@@ -1,9 +1,11 @@
 //! Models in and out: from whatever holds one to a Hugging Face folder or a GGUF file, and the proof that it is the same model.
 
 mod companions;
+mod frame;
 mod vocabulary;
 
 pub use companions::{Companions, end_ids};
+pub use frame::tokenizer_of_folder;
 
 use super::model::device;
 use crate::failure::{Code, Failure, Result};

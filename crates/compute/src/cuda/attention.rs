@@ -1,6 +1,6 @@
 //! Attention and its gradient: which kernels run, on which grid, with which operands.
 //!
-//! bf16 and f16 run on the matrix units (`attention.cu`), f32 without them (`attention_f32.cu`), a single query over a cache in
+//! bf16 and f16 run on the matrix units (`attention.cu`), f32 and wide heads without them (`attention_f32.cu`), a single query over a cache in
 //! a kernel of its own (`attention_decode.cu`), and plain attention over whole heads on Hopper's own units
 //! (`attention_hopper.cu`). All of them take a pointer to the first element and the length of a row, or a map that says the
 //! same, so that heads inside one tensor and heads apart are the same to them.
@@ -20,9 +20,9 @@ use crate::{
 };
 
 /// The largest head that the matrix units' kernels have room for.
-const MOST_HEAD: usize = 128;
-/// The same of the kernels in f32.
-const MOST_SINGLE_HEAD: usize = 256;
+const MOST_UNIT_HEAD: usize = 128;
+/// The largest head of all.
+const MOST_HEAD: usize = 256;
 /// Queries whose ranges are summed up together: `RANGE_BLOCK` in `attention.cuh`.
 const RANGE_BLOCK: usize = 64;
 /// The window of an attention that has none: more than any position, and small enough to be added to one.
@@ -142,14 +142,11 @@ impl Heads {
     }
 
     fn checked(self, name: &'static str) -> Result<Self> {
-        let most = if self.real == DType::F32 { MOST_SINGLE_HEAD } else { MOST_HEAD };
-        if self.size <= most {
+        if self.size <= MOST_HEAD {
             return Ok(self);
         }
-        let detail = format!(
-            "heads of {} elements; the cuda backend has heads of up to {most} in {}, and up to {MOST_SINGLE_HEAD} in f32",
-            self.size, self.real
-        );
+        let detail =
+            format!("heads of {} elements; the cuda backend has heads of up to {MOST_HEAD}", self.size);
         Err(Error::Shape { op: name, detail })
     }
 
@@ -167,7 +164,7 @@ impl Heads {
 
     /// The head size that the kernel is compiled for: what is missing is zeroes.
     fn padded(&self) -> usize {
-        [64, MOST_HEAD].into_iter().find(|&padded| self.size <= padded).unwrap_or(MOST_SINGLE_HEAD)
+        [64, MOST_UNIT_HEAD].into_iter().find(|&padded| self.size <= padded).unwrap_or(MOST_HEAD)
     }
 
     /// Bytes of a row of a padded head.
@@ -179,8 +176,13 @@ impl Heads {
         self.batch * self.queries * self.size == 0
     }
 
+    /// Whether the matrix units have kernels for it.
+    fn suits_units(&self) -> bool {
+        self.real != DType::F32 && self.size <= MOST_UNIT_HEAD
+    }
+
     fn source(&self) -> Source {
-        if self.real == DType::F32 { Source::AttentionF32 } else { Source::Attention }
+        if self.suits_units() { Source::Attention } else { Source::AttentionF32 }
     }
 
     /// What operands of products in f32 storage are rounded to. Other storage rounds to itself.
@@ -267,7 +269,7 @@ const THREADS: u32 = 128;
 
 impl Tiles {
     fn forward(heads: &Heads) -> Self {
-        if heads.real == DType::F32 {
+        if !heads.suits_units() {
             return Tiles::single(heads, 1);
         }
         let others = if heads.padded() == 64 { 64 } else { 32 };
@@ -275,7 +277,7 @@ impl Tiles {
     }
 
     fn by_query(heads: &Heads) -> Self {
-        if heads.real == DType::F32 {
+        if !heads.suits_units() {
             return Tiles::single(heads, 2);
         }
         let own = if heads.padded() == 64 { 128 } else { 64 };
@@ -283,7 +285,7 @@ impl Tiles {
     }
 
     fn by_key(heads: &Heads) -> Self {
-        if heads.real == DType::F32 {
+        if !heads.suits_units() {
             return Tiles::single(heads, 2);
         }
         let (own, others) = (64, if heads.padded() == 64 { 64 } else { 32 });
@@ -291,7 +293,7 @@ impl Tiles {
         Tiles { own, shared_bytes: (2 * own + 4 * others) * heads.row_bytes() + statistics }
     }
 
-    /// In f32: some tensors' own rows, two of others in longer rows, and a factor for every pair of rows.
+    /// Without matrix units, all in f32: some tensors' own rows, two of others in longer rows, and a factor for every pair of rows.
     fn single(heads: &Heads, own_tensors: usize) -> Self {
         let (own, others, padded) = (32, 32, heads.padded());
         let floats = own_tensors * own * padded + 2 * others * (padded + 4) + own * others;

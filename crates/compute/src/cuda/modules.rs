@@ -75,10 +75,10 @@ impl Source {
         match self {
             Source::Gemm => with(&[0, 1, 2], "OUT", &[0, 1]),
             Source::Attention | Source::AttentionHopper => with(&[1, 2], "HEAD", &[64, 128]),
-            Source::AttentionF32 => with(&[0], "HEAD", &[64, 128, 256]),
-            Source::AttentionDecode => {
-                [with(&[0, 1, 2], "HEAD", &[64, 128]), with(&[0], "HEAD", &[256])].concat()
+            Source::AttentionF32 => {
+                [with(&[0], "HEAD", &[64, 128, 256]), with(&[1, 2], "HEAD", &[256])].concat()
             }
+            Source::AttentionDecode => with(&[0, 1, 2], "HEAD", &[64, 128, 256]),
             Source::DecodeStep => {
                 let single = with(&[0], "HEAD", &[64, 128]);
                 [single, with(&[1, 2], "TILES", &[1, 2])].concat()

@@ -426,7 +426,7 @@ pub fn attentions_in_whole_tiles() -> Vec<Case> {
     cases
 }
 
-/// Heads wider than the matrix units of cards take: in f32 alone.
+/// Heads wider than the matrix units of cards take.
 pub fn attentions_of_wide_heads() -> Vec<Case> {
     let mut cases = Vec::new();
     for (b, t, window) in [(1, 70, 0), (2, 33, 5)] {

@@ -639,6 +639,16 @@ impl Engine {
 
     /// The logits behind the last of some tokens, computed over all of them without a cache.
     pub fn next_logits(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        self.logits_at(ids, &[ids.len().saturating_sub(1) as u32])
+    }
+
+    /// The logits behind each of some tokens, a row of the vocabulary's size for every one.
+    pub fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        self.logits_at(ids, &(0..ids.len() as u32).collect::<Vec<u32>>())
+    }
+
+    /// The logits behind the tokens at some places.
+    fn logits_at(&mut self, ids: &[u32], places: &[u32]) -> Result<Vec<f32>> {
         let context = self.model.config().context;
         if ids.is_empty() || ids.len() > context {
             return Err(Error::Prompt(format!(
@@ -651,19 +661,19 @@ impl Engine {
         let dims = [1, ids.len()];
         let (tokens, positions) =
             (g.input("ids", &dims, DType::U32), g.input("positions", &dims, DType::U32));
-        let last = g.input("last", &[1], DType::U32);
+        let wanted = g.input("places", &[places.len()], DType::U32);
         let tokens_in = Tokens { ids: tokens, positions, attend: Attend::PLAIN, recompute: false };
         let hidden = self.model.hidden(&mut g, self.shown, tokens_in)?;
-        let hidden = g.embed(hidden, last)?;
+        let hidden = g.embed(hidden, wanted)?;
         let logits = self.model.logits(&mut g, self.shown, hidden)?;
         g.keep(logits);
         let program = self.runtime.compile(g, &self.shown.passes(&Passes::ALL))?;
         let counting: Vec<u32> = (0..ids.len() as u32).collect();
         self.runtime.write(program, tokens, HostData::U32(ids))?;
         self.runtime.write(program, positions, HostData::U32(&counting))?;
-        self.runtime.write(program, last, HostData::U32(&[ids.len() as u32 - 1]))?;
+        self.runtime.write(program, wanted, HostData::U32(places))?;
         self.runtime.run(program)?;
-        let mut out = vec![0.0; self.model.config().vocab_size];
+        let mut out = vec![0.0; places.len() * self.model.config().vocab_size];
         self.runtime.read(program, logits, &mut out)?;
         self.runtime.forget(program);
         Ok(out)

@@ -1,12 +1,14 @@
 //! Training the same thing in different ways must give the same result.
 
+use std::sync::atomic::AtomicBool;
+
 use ironmill_compute::{Cpu, DType, IGNORED, LossShape};
 use ironmill_data::durable::Disk;
 use ironmill_data::{Loader, Sampler, TokenStream};
 use ironmill_graph::{Passes, Precision};
 use ironmill_model::{
-    Alarm, Architecture, Batch, Betas, Decay, Error, Fault, ModelConfig, Objective, OptimizerOptions,
-    ParameterGroup, Schedule, TrainOptions, Trainer, Verdict, checkpoint,
+    Alarm, Architecture, Batch, Betas, Continuation, Decay, Error, EvaluationSet, Fault, ModelConfig,
+    Objective, OptimizerOptions, ParameterGroup, Schedule, TrainOptions, Trainer, Verdict, checkpoint,
 };
 
 use crate::{backends, distance, kinds, model, objective, options, tiny, to_f64};
@@ -339,6 +341,38 @@ fn training_lowers_the_loss_and_evaluation_sees_it() {
     let again = trainer.engine().evaluate(&stream, Objective::NextToken, u64::MAX, 7).unwrap();
     assert!((again.loss - after.loss).abs() < 1e-5);
     assert_eq!(trainer.engine().evaluate(&stream, Objective::NextToken, 100, 4).unwrap().tokens, 100);
+}
+
+#[test]
+fn tokens_before_every_window_are_seen_and_not_predicted() {
+    let tokens: Vec<u32> = (0..30).map(|i| i * 7 % 37).collect();
+    let stream = TokenStream::from_tokens(tokens.clone(), 30);
+    let mut trainer = trainer(2, options(8, 8));
+    losses(&mut trainer, &loader(Sampler::Random), 3);
+    let engine = trainer.engine();
+    let never = AtomicBool::new(false);
+    let before = [36, 35];
+    let room = engine.model().config().context - before.len();
+    // The first token of a window is only seen: the window before has predicted it.
+    let windows: Vec<Continuation> = (0..29)
+        .step_by(room)
+        .map(|start| {
+            let window = &tokens[start..(start + room + 1).min(30)];
+            Continuation { ids: [&before, window].concat(), asked: window.len() - 1 }
+        })
+        .collect();
+    let sum: f64 = engine.log_likelihoods(&windows, 64, &mut |_| (), &never).unwrap().iter().sum();
+    let mut evaluate = |before: &[u32], rows| {
+        let set = EvaluationSet::Complete;
+        engine.evaluate_behind(before, &stream, Objective::NextToken, set, rows, &never)
+    };
+    for rows in [1, 2, 5] {
+        let found = evaluate(&before, rows).unwrap();
+        assert_eq!(found.tokens, 29);
+        assert!((found.loss + sum / 29.0).abs() < 1e-5, "{found:?} {sum}");
+    }
+    assert_ne!(evaluate(&before, 2).unwrap().loss, evaluate(&[], 2).unwrap().loss);
+    assert!(evaluate(&[0; 12], 2).is_err());
 }
 
 #[test]

@@ -163,6 +163,12 @@ impl MergeTable {
         self.characters.is_none() && self.byte_ids.contains(&LEFT_OUT)
     }
 
+    /// Those bytes.
+    pub(super) fn missing_bytes(&self) -> Vec<u8> {
+        let is_missing = |byte: &u8| self.characters.is_none() && self.byte_id(*byte) == LEFT_OUT;
+        (0..=u8::MAX).filter(is_missing).collect()
+    }
+
     /// Appends the tokens of one piece.
     pub(crate) fn encode_piece(&self, piece: &[u8], out: &mut Vec<u32>) {
         let start = out.len();

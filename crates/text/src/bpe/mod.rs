@@ -87,6 +87,11 @@ impl Bpe {
         &self.model.tokens
     }
 
+    /// The bytes that have no token of their own.
+    pub(crate) fn missing_bytes(&self) -> Vec<u8> {
+        self.model.table.missing_bytes()
+    }
+
     /// Prepares for text in which these pieces are the most frequent.
     pub(crate) fn expect(&self, frequent: Vec<Box<[u8]>>) {
         self.encoders.expect(frequent);

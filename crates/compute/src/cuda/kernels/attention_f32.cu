@@ -1,11 +1,11 @@
-// Attention and its gradient in f32, without the matrix units: accuracy first.
+// Attention and its gradient with sums in f32, without the matrix units: of f32, where accuracy comes first, and of heads
+// that are too wide for the matrix units' kernels.
 //
 // A warp owns eight rows (queries in the forward pass and for d_q, keys for d_k and d_v); the others come 32 at a time,
-// one to a lane for scores. For the sums that follow, lanes share the columns of a head. PRODUCTS is what operands of
-// products are rounded to: 0 f32, 1 bf16, 2 f16.
+// one to a lane for scores. For the sums that follow, lanes share the columns of a head. Operands of products are rounded
+// to the stored type; where that is f32, PRODUCTS says to what: 0 f32, 1 bf16, 2 f16.
 #include "attention.cuh"
 
-#if REAL == 0
 #ifndef PRODUCTS
 #define PRODUCTS 0
 #endif
@@ -17,7 +17,9 @@ constexpr int COLUMNS = HEAD / 32, STRIDE = HEAD + 4;
 constexpr int OWN_FLOATS = BLOCK * HEAD, OTHER_FLOATS = OTHERS * STRIDE;
 
 __device__ __forceinline__ float factor(float x) {
-#if PRODUCTS == 1
+#if REAL != 0
+    return to_float(from_float<real>(x));
+#elif PRODUCTS == 1
     return to_float(from_float<bf16>(x));
 #elif PRODUCTS == 2
     return to_float(from_float<f16>(x));
@@ -28,11 +30,11 @@ __device__ __forceinline__ float factor(float x) {
 
 // Rows `first`.. of a head as factors, zeroes where there are none.
 template <int ROWS, int LENGTH>
-__device__ __forceinline__ void load_rows(float* to, const float* head, u64 stride, int first, int rows, int size) {
+__device__ __forceinline__ void load_rows(float* to, const real* head, u64 stride, int first, int rows, int size) {
     for (int place = threadIdx.x; place < ROWS * HEAD; place += THREADS) {
         int row = place / HEAD, column = place % HEAD;
         bool there = first + row < rows && column < size;
-        to[row * LENGTH + column] = there ? factor(head[(u64)(first + row) * stride + column]) : 0.0f;
+        to[row * LENGTH + column] = there ? factor(to_float(head[(u64)(first + row) * stride + column])) : 0.0f;
     }
 }
 
@@ -79,14 +81,16 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[OWN][COLUMNS], co
     }
 }
 
-__device__ __forceinline__ void store_rows(const float (&sums)[OWN][COLUMNS], float* head, u64 stride, int first,
+__device__ __forceinline__ void store_rows(const float (&sums)[OWN][COLUMNS], real* head, u64 stride, int first,
                                            int rows, int size) {
 #pragma unroll
     for (int row = 0; row < OWN; row++) {
 #pragma unroll
         for (int column = 0; column < COLUMNS; column++) {
             int at = threadIdx.x % 32 + column * 32;
-            if (first + row < rows && at < size) head[(u64)(first + row) * stride + at] = sums[row][column];
+            if (first + row < rows && at < size) {
+                head[(u64)(first + row) * stride + at] = from_float<real>(sums[row][column]);
+            }
         }
     }
 }
@@ -101,7 +105,7 @@ __device__ __forceinline__ void clear(float (&sums)[OWN][COLUMNS]) {
 
 // A block per (32 queries, head, sample). Shared memory: queries, keys, values, probabilities.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_forward(const float* q, const float* k, const float* v, float* out, float* log_sum_exp, const u32* places,
+attention_forward(const real* q, const real* k, const real* v, real* out, float* log_sum_exp, const u32* places,
                   u32 rows_of_keys, const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads, u32 group, u32 size,
                   u32 q_stride, u32 kv_stride, u32 causal, u32 window, float scale) {
     extern __shared__ float4 memory[];
@@ -167,8 +171,8 @@ attention_forward(const float* q, const float* k, const float* v, float* out, fl
 // A block per (32 queries, head, sample). Shared memory: queries, gradients of outputs, keys, values, gradients of
 // scores.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_d_q(const float* d_out, const float* q, const float* k, const float* v, const float* log_sum_exp,
-              const float* delta, float* d_q, const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads,
+attention_d_q(const real* d_out, const real* q, const real* k, const real* v, const float* log_sum_exp,
+              const float* delta, real* d_q, const int2* ranges, const int4* spreads, u32 queries, u32 keys, u32 heads,
               u32 group, u32 size, u32 q_stride, u32 kv_stride, u32 causal, u32 window, float scale) {
     extern __shared__ float4 memory[];
     float* q_rows = reinterpret_cast<float*>(memory);
@@ -220,8 +224,8 @@ attention_d_q(const float* d_out, const float* q, const float* k, const float* v
 // A block per (32 keys, key head, sample), which goes over the query heads of its group in order. Shared memory: keys,
 // values, queries, gradients of outputs, probabilities or gradients of scores.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_d_kv(const float* d_out, const float* q, const float* k, const float* v, const float* log_sum_exp,
-               const float* delta, float* d_k, float* d_v, const int2* ranges, const int4* spreads, u32 queries,
+attention_d_kv(const real* d_out, const real* q, const real* k, const real* v, const float* log_sum_exp,
+               const float* delta, real* d_k, real* d_v, const int2* ranges, const int4* spreads, u32 queries,
                u32 keys, u32 heads, u32 group, u32 size, u32 q_stride, u32 kv_stride, u32 causal, u32 window,
                float scale) {
     extern __shared__ float4 memory[];
@@ -240,8 +244,8 @@ attention_d_kv(const float* d_out, const float* q, const float* k, const float* 
     clear(k_sums);
     clear(v_sums);
     for (u32 h = kv_head * group; h < (kv_head + 1) * group; h++) {
-        const float* q_head = q + (u64)b * queries * q_stride + h * size;
-        const float* d_out_head = d_out + (u64)b * queries * out_stride + h * size;
+        const real* q_head = q + (u64)b * queries * q_stride + h * size;
+        const real* d_out_head = d_out + (u64)b * queries * out_stride + h * size;
         u64 statistics = ((u64)b * heads + h) * queries;
         for (int first = 0; first < (int)queries; first += OTHERS) {
             Spread some = seen_by_all(sight, first, least(first + OTHERS, (int)queries));
@@ -270,4 +274,3 @@ attention_d_kv(const float* d_out, const float* q, const float* k, const float* 
     store_rows(k_sums, d_k + kv_at, kv_stride, own_key, keys, size);
     store_rows(v_sums, d_v + kv_at, kv_stride, own_key, keys, size);
 }
-#endif
