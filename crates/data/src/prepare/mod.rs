@@ -99,6 +99,7 @@ pub fn prepare(
     let tokenizer_hash = tokenizer.hash();
     let mut manifest = empty_manifest(inputs, tokenizer, tokenizer_hash, options)?;
     if let Some(prepared) = find_prepared(out_dir, &manifest.fingerprint) {
+        Staging::sweep(out_dir, &options.disk);
         return Ok(prepared);
     }
     let staging = Staging::open(out_dir, &options.disk)?;

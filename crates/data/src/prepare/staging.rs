@@ -58,6 +58,15 @@ impl Staging {
         Ok(staging)
     }
 
+    /// Removes what a run left that was killed after its last move, as far as that is possible.
+    pub(super) fn sweep(out_dir: &Path, disk: &Disk) {
+        let path = out_dir.join(STAGING_NAME);
+        // With a manifest in it, the folder belongs to another data set, whose move nobody asked to finish.
+        if path.exists() && !path.join(MANIFEST_NAME).exists() {
+            drop(Staging::open(out_dir, disk));
+        }
+    }
+
     /// Where shards are to be written.
     pub(super) fn path(&self) -> &Path {
         &self.path

@@ -507,8 +507,15 @@ fn leftovers_of_a_killed_run_are_swept_away() {
     let out = folder.path().join("out");
     fs::create_dir_all(out.join(".prepare")).unwrap();
     fs::write(out.join(".prepare/train-00000.shard"), "half").unwrap();
-    prepare_quietly(&inputs(&[&corpus(&folder, 10)]), &out, &options(0.1, 1_000, 1)).unwrap();
-    assert_eq!(names_in(&out), ["manifest.json", "train-00000.shard", "validation-00000.shard"]);
+    let found = inputs(&[&corpus(&folder, 10)]);
+    prepare_quietly(&found, &out, &options(0.1, 1_000, 1)).unwrap();
+    let whole = ["manifest.json", "train-00000.shard", "validation-00000.shard"];
+    assert_eq!(names_in(&out), whole);
+    // Killed after the last move, a run leaves its folder beside a complete data set.
+    fs::create_dir_all(out.join(".prepare")).unwrap();
+    fs::write(out.join(".prepare/lock"), "").unwrap();
+    assert!(prepare_quietly(&found, &out, &options(0.1, 1_000, 1)).unwrap().reused);
+    assert_eq!(names_in(&out), whole);
 }
 
 #[test]
