@@ -26,7 +26,7 @@ const HEADER_BYTES: usize = 16;
 const HASH_BYTES: usize = 32;
 
 impl FrequentPieces {
-    /// As many as are worth their place: half of an encoder's table.
+    /// As many as are worth their place: a quarter of an encoder's table.
     pub const USUAL: usize = 1 << 17;
 
     /// The most pieces of a file.

@@ -1,21 +1,24 @@
 //! Hand-written scanners for the built-in patterns: linear time, the same pieces as the regex engine.
 //!
-//! Text is looked at through a window of 64 bytes that starts where a piece starts. Vector instructions turn the window into
-//! masks of character classes, and a few dozen operations on 64-bit words give the starts of all pieces that the window
-//! shows with certainty; the next window starts at the last of them. So there is no state between windows. What a window does
-//! not decide (a piece longer than it, a combination of marks, the last bytes of a text) goes through a walk over characters,
-//! one piece at a time.
+//! Vector instructions turn text into masks of character classes, 64 bytes at a time ([`strip`]). The masks are looked at
+//! through a window that starts where a piece starts: a few dozen operations on 64-bit words give the starts of all pieces that
+//! the window shows with certainty, and the next window starts at the last of them. So there is no state between windows. What
+//! a window does not decide (a piece longer than it, a combination of marks, the last bytes of a text) goes through a walk
+//! over characters, one piece at a time.
 
 mod classes;
 mod piece;
 mod rules;
 mod simd;
+mod strip;
 mod window;
 
 use crate::pattern::Pattern;
 use classes::{Class, Classes};
 use piece::end_of_piece;
+use rules::{Cl100k, Gpt2, O200k, Starts};
 pub(crate) use simd::Instructions;
+use strip::Strip;
 use window::{Masks, WINDOW};
 
 /// Which rules a scanner follows.
@@ -34,11 +37,12 @@ pub(crate) struct Scanner {
     instructions: Instructions,
 }
 
-/// The ends of consecutive pieces, a bounded number at a time.
+/// The ends of consecutive pieces, a bounded number at a time, and what is needed to find them.
 #[derive(Debug)]
 pub(crate) struct Ends {
     ends: [usize; ROOM],
     len: usize,
+    strip: Strip,
 }
 
 /// A batch with so many pieces is full: enough to amortise starting again, few enough for the first cache.
@@ -52,7 +56,7 @@ const ROOM: usize = MAX_ENDS + WINDOW;
 
 impl Ends {
     pub(crate) fn new() -> Self {
-        Self { ends: [0; ROOM], len: 0 }
+        Self { ends: [0; ROOM], len: 0, strip: Strip::new() }
     }
 
     pub(crate) fn as_slice(&self) -> &[usize] {
@@ -154,54 +158,56 @@ impl Scanner {
     }
 
     #[inline(always)]
-    fn fill(&self, text: &str, from: usize, ends: &mut Ends, vectors: impl Vectors) -> usize {
+    fn fill(&self, text: &str, from: usize, ends: &mut Ends, vectors: impl Vectors) {
         match self.rules {
-            Rules::Gpt2 => self.fill_by(text, from, ends, vectors, rules::gpt2),
-            Rules::Cl100k { max_digits: 1 } => {
-                self.fill_by(text, from, ends, vectors, |masks, text, whole| {
-                    rules::cl100k(masks, text, whole, 1)
-                })
-            }
-            Rules::Cl100k { max_digits } => self.fill_by(text, from, ends, vectors, |masks, text, whole| {
-                rules::cl100k(masks, text, whole, max_digits)
-            }),
-            Rules::O200k => self.fill_by(text, from, ends, vectors, rules::o200k),
+            Rules::Gpt2 => self.fill_by(text, from, ends, vectors, Gpt2),
+            Rules::Cl100k { max_digits: 1 } => self.fill_by(text, from, ends, vectors, Cl100k::<1>),
+            Rules::Cl100k { .. } => self.fill_by(text, from, ends, vectors, Cl100k::<3>),
+            Rules::O200k => self.fill_by(text, from, ends, vectors, O200k),
         }
     }
 
     #[inline(always)]
-    fn fill_by(
-        &self,
-        text: &str,
-        from: usize,
-        ends: &mut Ends,
-        vectors: impl Vectors,
-        pieces_of: impl Fn(&Masks, &[u8], usize) -> (u64, usize),
-    ) -> usize {
+    fn fill_by<S: Starts>(&self, text: &str, from: usize, ends: &mut Ends, vectors: impl Vectors, rules: S) {
         let text = text.as_bytes();
         let mut start = from;
         while start < text.len() && !ends.is_full() {
-            if let Some(window) = text[start..].first_chunk::<WINDOW>() {
-                let mut masks = vectors.masks(window);
-                let mut whole = WINDOW;
-                if masks.wide != 0 {
-                    whole = masks.add_wide(window, &self.classes);
+            let base = start;
+            let mut blocks = ends.strip.lay(&text[base..]);
+            ends.strip.add_ahead::<S>(&mut blocks, vectors);
+            while !ends.is_full() {
+                ends.strip.add::<S>(&mut blocks, vectors);
+                let Some((mut masks, mut whole)) = ends.strip.window::<S>(start - base) else { break };
+                if masks.wide != 0
+                    && let Some(window) = text[start..].first_chunk()
+                {
+                    whole = masks.add_wide(window, whole, &self.classes);
                 }
-                let (pieces, known) = pieces_of(&masks, &text[start..], whole);
+                let (pieces, known) = rules.starts(&masks, &text[start..], whole);
                 // The first piece's own start ends nothing.
                 let found = if known == 0 { 0 } else { pieces & (u64::MAX >> (WINDOW - known)) & !1 };
-                if found != 0 {
+                if found == 0 {
+                    start = self.walk(text, start, ends);
+                } else {
                     ends.push_bits(start, found, vectors);
                     start += WINDOW - 1 - found.leading_zeros() as usize;
-                    continue;
                 }
             }
-            // What stopped one window would mostly stop the next one too, so go past it.
-            let past = text.len().min(start + WINDOW / 2);
-            while start < past && !ends.is_full() {
-                start = end_of_piece(self.rules, &self.classes, text, start);
-                ends.push(start);
+            if text.len() - start < WINDOW {
+                start = self.walk(text, start, ends);
             }
+        }
+    }
+
+    /// Finds the ends of pieces one by one, and says where the last one is.
+    ///
+    /// What stopped one window would mostly stop the next one too, so this goes past it.
+    fn walk(&self, text: &[u8], from: usize, ends: &mut Ends) -> usize {
+        let past = text.len().min(from + WINDOW / 2);
+        let mut start = from;
+        while start < past && !ends.is_full() {
+            start = end_of_piece(self.rules, &self.classes, text, start);
+            ends.push(start);
         }
         start
     }

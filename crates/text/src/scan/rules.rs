@@ -7,6 +7,59 @@
 use super::piece::contraction;
 use super::window::{Masks, WINDOW};
 
+/// The rules of a pattern.
+pub(super) trait Starts: Copy {
+    /// Whether they tell newlines from other white space.
+    const TELLS_NEWLINES: bool;
+    /// Whether they tell lower from upper case, and slashes from others.
+    const TELLS_CASES: bool;
+
+    /// The starts of pieces in a window of `text`, whose masks show `whole` bytes, and below which byte they are certain.
+    fn starts(self, masks: &Masks, text: &[u8], whole: usize) -> (u64, usize);
+}
+
+/// [`gpt2`]
+#[derive(Clone, Copy)]
+pub(super) struct Gpt2;
+
+impl Starts for Gpt2 {
+    const TELLS_NEWLINES: bool = false;
+    const TELLS_CASES: bool = false;
+
+    #[inline(always)]
+    fn starts(self, masks: &Masks, text: &[u8], whole: usize) -> (u64, usize) {
+        gpt2(masks, text, whole)
+    }
+}
+
+/// [`cl100k`]
+#[derive(Clone, Copy)]
+pub(super) struct Cl100k<const MAX_DIGITS: usize>;
+
+impl<const MAX_DIGITS: usize> Starts for Cl100k<MAX_DIGITS> {
+    const TELLS_NEWLINES: bool = true;
+    const TELLS_CASES: bool = false;
+
+    #[inline(always)]
+    fn starts(self, masks: &Masks, text: &[u8], whole: usize) -> (u64, usize) {
+        cl100k(masks, text, whole, MAX_DIGITS)
+    }
+}
+
+/// [`o200k`]
+#[derive(Clone, Copy)]
+pub(super) struct O200k;
+
+impl Starts for O200k {
+    const TELLS_NEWLINES: bool = true;
+    const TELLS_CASES: bool = true;
+
+    #[inline(always)]
+    fn starts(self, masks: &Masks, text: &[u8], whole: usize) -> (u64, usize) {
+        o200k(masks, text, whole)
+    }
+}
+
 /// How far ahead a rule looks from a byte: over the longest contraction, and over the rest of a character and one more.
 const AHEAD: usize = 4;
 
@@ -26,6 +79,9 @@ fn starts(mask: u64) -> u64 {
 #[inline(always)]
 fn first_bytes(last: u64, inner: u64) -> u64 {
     let mut at = last;
+    if inner == 0 {
+        return at;
+    }
     // No white space has more than three bytes.
     for _ in 0..2 {
         at = at & !inner | (at & inner) >> 1;
@@ -44,7 +100,7 @@ fn for_each_bit(mut mask: u64, mut visit: impl FnMut(usize)) {
 
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 #[inline(always)]
-pub(super) fn gpt2(masks: &Masks, text: &[u8], whole: usize) -> (u64, usize) {
+fn gpt2(masks: &Masks, text: &[u8], whole: usize) -> (u64, usize) {
     let Masks { letter, number, space, blank, .. } = *masks;
     let known = whole - AHEAD;
     let some = letter | number | space;
@@ -79,8 +135,10 @@ fn newer(masks: &Masks, whole: usize, slash: bool) -> (u64, usize, u64) {
     // One character that is neither letter, number nor newline may lead letters, unless a blank leads it.
     let led_starts = starts(other) & !(blank << 1);
     let mut after_first = led_starts << 1;
-    for _ in 0..3 {
-        after_first = after_first & !inner | (after_first & inner) << 1;
+    if inner != 0 {
+        for _ in 0..3 {
+            after_first = after_first & !inner | (after_first & inner) << 1;
+        }
     }
     let letter_starts = starts(letter) & !(level << 1) & !after_first;
 
@@ -140,7 +198,7 @@ fn threes(masks: &Masks) -> (u64, usize) {
 
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 #[inline(always)]
-pub(super) fn cl100k(masks: &Masks, text: &[u8], whole: usize, max_digits: usize) -> (u64, usize) {
+fn cl100k(masks: &Masks, text: &[u8], whole: usize, max_digits: usize) -> (u64, usize) {
     let (mut pieces, mut known, led_starts) = newer(masks, whole, false);
     if max_digits == 1 {
         pieces |= masks.number & !masks.inner;
@@ -161,7 +219,7 @@ pub(super) fn cl100k(masks: &Masks, text: &[u8], whole: usize, max_digits: usize
 
 /// cl100k, with words cut where lower case turns into upper case and contractions that end words.
 #[inline(always)]
-pub(super) fn o200k(masks: &Masks, text: &[u8], whole: usize) -> (u64, usize) {
+fn o200k(masks: &Masks, text: &[u8], whole: usize) -> (u64, usize) {
     let (mut pieces, mut known, _) = newer(masks, whole, true);
     let (numbers, certain) = threes(masks);
     pieces |= numbers | masks.upper & masks.lower << 1 & !masks.inner;

@@ -50,7 +50,7 @@ impl Instructions {
 }
 
 /// [`Scanner::fill`] with the scanner's instructions.
-pub(super) fn fill(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) -> usize {
+pub(super) fn fill(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) {
     match scanner.instructions {
         Instructions::Portable => scanner.fill(text, from, ends, Portable),
         // SAFETY: a scanner is made only with instructions that `Instructions::available` has found.
@@ -64,13 +64,13 @@ pub(super) fn fill(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) 
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-fn fill_avx2(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) -> usize {
+fn fill_avx2(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) {
     scanner.fill(text, from, ends, Avx2)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,avx2,bmi1,bmi2,lzcnt,popcnt")]
-fn fill_avx512(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) -> usize {
+fn fill_avx512(scanner: &Scanner, text: &str, from: usize, ends: &mut Ends) {
     scanner.fill(text, from, ends, Avx512)
 }
 
@@ -209,7 +209,7 @@ fn masks_avx512(text: &[u8; WINDOW]) -> Masks {
         caseless: 0,
         mark: 0,
         wide: _mm512_movepi8_mask(bytes),
-        inner: within(0x80, 0x40),
+        inner: 0,
     }
 }
 
@@ -249,6 +249,6 @@ fn masks_avx2(text: &[u8; WINDOW]) -> Masks {
         caseless: 0,
         mark: 0,
         wide: bits(halves),
-        inner: within(0x80, 0x40),
+        inner: 0,
     }
 }

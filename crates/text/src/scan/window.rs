@@ -32,17 +32,17 @@ pub(crate) struct Masks {
     pub(crate) mark: u64,
     /// Bytes of characters beyond ASCII.
     pub(crate) wide: u64,
-    /// Bytes inside a character, after its first.
+    /// Bytes inside a character, after its first; none in ASCII.
     pub(crate) inner: u64,
 }
 
 impl Masks {
-    /// Adds the characters beyond ASCII and says how many bytes are whole characters: the last one may be cut by the
-    /// window's end. `text` must start at a character of valid UTF-8.
-    pub(crate) fn add_wide(&mut self, text: &[u8; WINDOW], classes: &Classes) -> usize {
+    /// Adds the characters beyond ASCII to masks of the first `shown` bytes and says how many of these are whole characters: the
+    /// last one may be cut. `text` must start at a character of valid UTF-8.
+    pub(crate) fn add_wide(&mut self, text: &[u8; WINDOW], shown: usize, classes: &Classes) -> usize {
         let mut of_class = [0; N_CLASSES];
         let mut rest = self.wide;
-        let mut whole = WINDOW;
+        let mut whole = shown;
         while rest != 0 {
             let at = rest.trailing_zeros() as usize;
             let n_bytes = match text[at] {
@@ -50,13 +50,14 @@ impl Masks {
                 0xe0..0xf0 => 3,
                 _ => 4,
             };
-            if at + n_bytes > WINDOW {
+            if at + n_bytes > shown {
                 whole = at;
                 break;
             }
             let (code, _) = decode(text, at);
             let bits = ((1 << n_bytes) - 1) << at;
             of_class[classes.number(code)] |= bits;
+            self.inner |= bits & bits << 1;
             rest &= !bits;
         }
         self.space |= of_class[Class::Space as usize];
@@ -65,7 +66,7 @@ impl Masks {
         self.lower |= of_class[Class::Lower as usize];
         self.caseless = of_class[Class::Caseless as usize];
         self.mark = of_class[Class::Mark as usize];
-        self.letter = self.upper | self.lower | self.caseless;
+        self.letter |= of_class[Class::Upper as usize] | of_class[Class::Lower as usize] | self.caseless;
         whole
     }
 }
@@ -84,7 +85,6 @@ pub(crate) fn masks_portable(text: &[u8; WINDOW]) -> Masks {
         masks.apostrophe |= bit(byte == b'\'');
         masks.slash |= bit(byte == b'/');
         masks.wide |= bit(byte >= 0x80);
-        masks.inner |= bit(byte & 0xc0 == 0x80);
     }
     masks.letter = masks.upper | masks.lower;
     masks

@@ -26,14 +26,17 @@ pub(super) struct PieceTable {
     n_new: usize,
 }
 
-/// The most buckets: 8 MiB. What is asked for early may come from the third cache.
-pub(super) const MAX_BUCKETS: usize = 1 << 17;
+/// The most buckets: 16 MiB. What is asked for early may come from the third cache.
+pub(super) const MAX_BUCKETS: usize = 1 << 18;
 
 impl PieceTable {
-    /// An empty table for about `n_pieces`.
+    /// An empty table for about `n_pieces`, a quarter full with them: only the slow path finds a piece whose bucket was full.
     pub(super) fn with_room(n_pieces: usize) -> Self {
-        let n_buckets = n_pieces.next_power_of_two().clamp(1 << 8, MAX_BUCKETS);
-        Self { buckets: vec![EMPTY; n_buckets], n_new: 0 }
+        Self::with_buckets(2 * n_pieces.next_power_of_two())
+    }
+
+    fn with_buckets(n_buckets: usize) -> Self {
+        Self { buckets: vec![EMPTY; n_buckets.clamp(1 << 8, MAX_BUCKETS)], n_new: 0 }
     }
 
     pub(super) fn buckets(&self) -> &[Bucket] {
@@ -87,10 +90,10 @@ impl PieceTable {
 
     /// Grows with what has come since it last did. Places change by it.
     pub(super) fn make_room(&mut self) {
-        if self.n_new <= self.buckets.len() || self.buckets.len() >= MAX_BUCKETS {
+        if self.n_new <= self.buckets.len() / 2 || self.buckets.len() >= MAX_BUCKETS {
             return;
         }
-        let mut larger = Self::with_room(2 * self.buckets.len());
+        let mut larger = Self::with_buckets(2 * self.buckets.len());
         for Bucket { keys, answers } in &self.buckets {
             for (&key, answer) in keys.iter().zip(answers).filter(|(key, _)| **key != FREE) {
                 larger.insert(key, answer);
