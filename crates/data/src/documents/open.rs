@@ -51,13 +51,14 @@ impl OpenFile {
             })?)
         };
         let from_disk = Arc::new(AtomicU64::new(0));
-        let counted = Counted { file, count: Arc::clone(&from_disk) };
-        let buffered = |counted| BufReader::with_capacity(READ_BYTES, counted);
+        let count = Arc::clone(&from_disk);
+        let buffered = |file| BufReader::with_capacity(READ_BYTES, Counted { file, count });
         let reader: Box<dyn Read + Send> = match compression {
-            Compression::None => Box::new(counted),
-            Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(counted))),
-            Compression::Bzip2 => Box::new(MultiBzDecoder::new(buffered(counted))),
-            Compression::Zstd => Box::new(zstd_reader(buffered(counted), max_bytes)),
+            // Nothing lies between us and the system, which needs no clean memory to read into as other readers do.
+            Compression::None => file,
+            Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(file))),
+            Compression::Bzip2 => Box::new(MultiBzDecoder::new(buffered(file))),
+            Compression::Zstd => Box::new(zstd_reader(buffered(file), max_bytes)),
         };
         Ok(OpenFile { name: name.into(), reader, compression, from_disk, position: 0 })
     }
@@ -84,10 +85,17 @@ impl OpenFile {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => return Err(self.error(source)),
                 Ok(count) => {
-                    self.position += count as u64;
+                    self.advance(count);
                     return Ok(count);
                 }
             }
+        }
+    }
+
+    fn advance(&mut self, n_bytes: usize) {
+        self.position += n_bytes as u64;
+        if self.compression == Compression::None {
+            self.from_disk.fetch_add(n_bytes as u64, Ordering::Relaxed);
         }
     }
 
@@ -106,7 +114,7 @@ impl OpenFile {
         buffer.reserve_exact(n_bytes);
         let result = (&mut self.reader).take(n_bytes as u64).read_to_end(buffer);
         let count = buffer.len() - start;
-        self.position += count as u64;
+        self.advance(count);
         result.map_err(|source| self.error(source))?;
         Ok(count)
     }
@@ -137,7 +145,7 @@ const MAX_WINDOW_BYTES: u64 = 2 << 30;
 /// How much is read at once.
 const READ_BYTES: usize = 256 * 1024;
 
-/// Counts what is read from a file.
+/// Counts what a decompressor reads from a file.
 struct Counted {
     file: Box<dyn Read + Send>,
     count: Arc<AtomicU64>,

@@ -468,7 +468,7 @@ fn workers_hand_on_what_is_wrong_with_a_shard() {
     let path = folder.path().join("a.shard");
     let mut writer = ShardWriter::create(&path, [0; 32], 250).unwrap();
     writer.start_document(1);
-    writer.push(&[7; 100_000]).unwrap();
+    writer.push(&[7u32; 100_000]).unwrap();
     writer.finish().unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[96 + 150_000] ^= 1;

@@ -26,6 +26,7 @@ mod journal;
 mod pipeline;
 mod sections;
 mod staging;
+mod tokens;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

@@ -15,6 +15,7 @@ use super::duplicates::Seen;
 use super::journal::{Cursor, DoneSection, Journal, Started};
 use super::sections::{Section, Sides};
 use super::staging::Staging;
+use super::tokens::Tokens;
 use crate::dataset::Split;
 use crate::documents::{Chunk, ChunkSizes, Inputs, TextChunks};
 use crate::error::{Error, Result};
@@ -57,7 +58,7 @@ impl Pipeline<'_> {
         let (empty_out, empty) = sync_channel(n_batches);
         for _ in 0..n_batches {
             // The channel has room for all of them, and its receiver lives.
-            let _ = empty_out.send(Box::<Batch>::default());
+            let _ = empty_out.send(Box::new(Batch::for_vocabulary(self.tokenizer.vocab_size())));
         }
         let (read_out, read) = sync_channel::<Box<Batch>>(n_batches);
         let (encoded_out, encoded) = sync_channel::<Box<Batch>>(n_batches);
@@ -162,13 +163,15 @@ impl Pipeline<'_> {
         for part in parts {
             let before = tokens.len();
             let text = &chunk.text()[part.range.clone()];
-            self.tokenizer.encode(text.as_bytes(), tokens).map_err(|source| Error::Encode {
+            tokens.encode(self.tokenizer, text).map_err(|source| Error::Encode {
                 file: self.inputs.names().nth(chunk.file_idx()).unwrap_or_default().into(),
                 position: part.position,
                 source,
             })?;
-            tokens.extend(self.tokenizer.end_of_text().filter(|_| part.ends));
-            part.n_tokens = tokens.len() - before;
+            if let Some(id) = self.tokenizer.end_of_text().filter(|_| part.ends) {
+                tokens.push(id);
+            }
+            part.tokens = before..tokens.len();
         }
         Ok(())
     }
@@ -196,17 +199,30 @@ impl Pipeline<'_> {
 }
 
 /// Text on its way through the stages, and then its tokens.
-#[derive(Default)]
 struct Batch {
     sequence: u64,
     /// Whether nothing comes behind it; without such a batch the reader failed.
     is_last: bool,
     chunk: Chunk,
     parts: Vec<Part>,
-    tokens: Vec<u32>,
+    tokens: Tokens,
     /// By how much the reader advanced in its inputs.
     input_bytes: u64,
     failure: Option<Error>,
+}
+
+impl Batch {
+    fn for_vocabulary(vocab_size: usize) -> Batch {
+        Batch {
+            sequence: 0,
+            is_last: false,
+            chunk: Chunk::default(),
+            parts: Vec::new(),
+            tokens: Tokens::for_vocabulary(vocab_size),
+            input_bytes: 0,
+            failure: None,
+        }
+    }
 }
 
 /// A document, or a part of one, that is to be encoded.
@@ -221,7 +237,8 @@ struct Part {
     ends: bool,
     /// How many of its tokens are in complete shards.
     n_written: u64,
-    n_tokens: usize,
+    /// The place of its tokens in the batch's.
+    tokens: Range<usize>,
 }
 
 /// Decides what becomes of every part of the text.
@@ -317,7 +334,7 @@ impl<'a> Planner<'a> {
             return;
         }
         let n_written = if number == next.part { next.tokens } else { 0 };
-        parts.push(Part { range, position, number, split, starts, ends, n_written, n_tokens: 0 });
+        parts.push(Part { range, position, number, split, starts, ends, n_written, tokens: 0..0 });
     }
 }
 
@@ -376,11 +393,8 @@ impl<'a> Writer<'a> {
                 if let Some(failure) = batch.failure.take() {
                     return Err(failure);
                 }
-                let mut rest = batch.tokens.as_slice();
                 for part in &batch.parts {
-                    let (tokens, later) = rest.split_at(part.n_tokens);
-                    rest = later;
-                    self.push(part, tokens)?;
+                    self.push(part, &batch.tokens)?;
                 }
                 progress.at_file(batch.chunk.file_idx() as u64 + 1, n_files);
                 progress.advance(batch.input_bytes);
@@ -398,10 +412,10 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn push(&mut self, part: &Part, tokens: &[u32]) -> Result<()> {
+    fn push(&mut self, part: &Part, tokens: &Tokens) -> Result<()> {
         let mut n_written = part.n_written;
-        let mut rest = tokens.get(part.n_written as usize..).unwrap_or_default();
-        while !rest.is_empty() {
+        let n_tokens = part.tokens.len() as u64;
+        while n_written < n_tokens {
             let shard_tokens = self.pipeline.options.shard_tokens;
             let next = Cursor { part: part.number, tokens: n_written };
             let writer = self.writer(part.split, next)?;
@@ -410,11 +424,10 @@ impl<'a> Writer<'a> {
                 (0, false) => writer.continue_document(part.range.len() as u64),
                 _ => {}
             }
-            let room = usize::try_from(shard_tokens - writer.tokens()).unwrap_or(usize::MAX);
-            let (now, later) = rest.split_at(room.min(rest.len()));
-            writer.push(now)?;
-            n_written += now.len() as u64;
-            rest = later;
+            let n_now = (shard_tokens - writer.tokens()).min(n_tokens - n_written);
+            let first = part.tokens.start + n_written as usize;
+            tokens.write(first..first + n_now as usize, writer)?;
+            n_written += n_now;
         }
         Ok(())
     }

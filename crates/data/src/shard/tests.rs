@@ -62,6 +62,40 @@ fn a_shard_reads_back_what_was_written() {
 }
 
 #[test]
+fn a_shard_of_several_pieces_has_the_same_bytes_however_its_tokens_come() {
+    let folder = TempDir::new().unwrap();
+    // Tokens of more than two pieces, and offsets of more than one.
+    let tokens = numbers(600_000, 65_536);
+    let narrow: Vec<u16> = tokens.iter().map(|&token| token as u16).collect();
+    let lengths: Vec<usize> = (0..150_000).map(|i| i % 4).collect();
+    let expected = fs::read(write_shard(folder.path(), &tokens, &lengths, 65_536)).unwrap();
+    assert_eq!(
+        expected.len(),
+        (96 + 1_200_000 + 8 * 150_000)
+            + 8 * (1_200_000usize.div_ceil(65_536) + 1_200_000usize.div_ceil(65_536))
+            + 32
+    );
+    let stored: Vec<u8> = narrow.iter().flat_map(|token| token.to_le_bytes()).collect();
+    assert_eq!(expected[96..96 + stored.len()], stored);
+
+    let path = folder.path().join("b.shard");
+    let mut writer = ShardWriter::create(&path, [7; 32], 65_536).unwrap();
+    let mut rest = narrow.as_slice();
+    for &length in &lengths {
+        let (document, later) = rest.split_at(length);
+        writer.start_document(3 * length as u64);
+        writer.push(document).unwrap();
+        rest = later;
+    }
+    for part in rest.chunks(77_777) {
+        writer.push(part).unwrap();
+    }
+    writer.finish().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), expected);
+    assert_eq!(Shard::open(&path).unwrap().check(&|_| ()).unwrap(), 38);
+}
+
+#[test]
 fn the_layout_is_the_documented_one() {
     let folder = TempDir::new().unwrap();
     let bytes = fs::read(write_shard(folder.path(), &[1, 2, 258], &[2], 300)).unwrap();
@@ -183,8 +217,8 @@ fn unknown_versions_and_widths_are_refused() {
 fn tokens_outside_the_vocabulary_are_refused_by_writer_and_reader() {
     let folder = TempDir::new().unwrap();
     let mut writer = ShardWriter::create(&folder.path().join("b.shard"), [0; 32], 300).unwrap();
-    assert!(writer.push(&[299]).is_ok());
-    assert!(writer.push(&[300]).is_err());
+    assert!(writer.push(&[299u32]).is_ok());
+    assert!(writer.push(&[300u32]).is_err());
     let path = write_shard(folder.path(), &numbers(50, 300), &[], 300);
     forge(&path, |bytes| bytes[72..80].copy_from_slice(&200u64.to_le_bytes()));
     let shard = Shard::open(&path).unwrap();
