@@ -7,7 +7,7 @@ mod cases;
 
 use cases::{
     Case, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads, compare_within,
-    eight_bit_heads, gelus_worth_timing, quantised, run, scaled_products,
+    eight_bit_heads, gelus_worth_timing, products_of_rows, quantised, run, scaled_products,
 };
 use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
@@ -139,6 +139,26 @@ fn products_of_eight_bits_match_the_reference_and_repeat_their_bits() {
         failures.extend(compare_within(1.0, &case, &first, &case.expected()).err());
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn a_row_of_a_product_in_halves_is_the_same_beside_any_others_bit_for_bit() {
+    const MOST: usize = 64;
+    let Some(mut cuda) = cuda() else { return };
+    for of in [DType::BF16, DType::F16] {
+        let all = narrowed(&products_of_rows(MOST), of);
+        let whole: Vec<_> = all.iter().map(|case| run(&mut cuda, case).unwrap()).collect();
+        for (case, actual) in all.iter().zip(&whole) {
+            compare_within(slack(case), case, actual, &case.expected()).expect("within the bounds");
+        }
+        for rows in [5, 17, 48, MOST] {
+            for (case, whole) in narrowed(&products_of_rows(rows), of).iter().zip(&whole) {
+                for (few, whole) in run(&mut cuda, case).unwrap().iter().zip(whole) {
+                    assert_eq!(few[..], whole[..few.len()], "{}", case.name());
+                }
+            }
+        }
+    }
 }
 
 /// Numbers that lie in memory become the reference's eight bits, every one; those that are computed on the way may be one step away.

@@ -30,6 +30,8 @@ pub(super) const NO_WINDOW: usize = 0x1fff_ffff;
 /// Query heads that one block of `attention_decode` reads keys for at most, and how many elements they may have.
 const MOST_DECODE_GROUP: usize = 8;
 const MOST_DECODE_ELEMENTS: usize = 1024;
+/// Keys of a cache that four warps of `attention_decode` share; of more, eight.
+const FEW_KEYS: usize = 512;
 
 /// Adds the calls of an attention or of its gradient; false for any other kernel.
 pub(super) fn add(
@@ -59,7 +61,8 @@ pub(super) fn add(
                 let defines = heads.defines(inputs.iter().chain(outputs));
                 let [out, log_sum_exp] = [&outputs[0], &outputs[1]].map(|view| builder.pointer(view));
                 let places = builder.pointer(&inputs[1]);
-                decode(builder, &heads, &defines, [q, k, v, new_k, new_v, out, log_sum_exp, places])?;
+                let arguments = [q, k, v, new_k, new_v, out, log_sum_exp, places];
+                decode(builder, &heads, &defines, arguments, [&inputs[1], &outputs[2], &outputs[3]])?;
             } else {
                 for (from, to) in [(new_k, &outputs[2]), (new_v, &outputs[3])] {
                     rows::copy::append_columns(builder, (qkv, from), &inputs[1], to)?;
@@ -321,7 +324,8 @@ fn forward(
     }
     if attention.cached && heads.queries == 1 {
         let nothing = Arg::Pointer(0);
-        return decode(builder, heads, &defines, [q, k, v, nothing, nothing, out, log_sum_exp, places]);
+        let arguments = [q, k, v, nothing, nothing, out, log_sum_exp, places];
+        return decode(builder, heads, &defines, arguments, [&extras[0], &inputs[1], &inputs[2]]);
     }
     let [ranges, spreads] = ranges(builder, heads, &defines, extras.last())?;
     let tiles = Tiles::forward(heads);
@@ -332,26 +336,31 @@ fn forward(
     builder.kernel(heads.source(), "attention_forward", heads.real, &defines, grid, &arguments)
 }
 
-/// One query per sample: queries, caches, the new rows that go into them first (or 0), results, places.
+/// One query per sample: queries, caches, the new rows that go into them first (or 0), results, places. `read_first` are places and caches.
 fn decode(
     builder: &mut Builder<'_>,
     heads: &Heads,
     defines: &[(&'static str, usize)],
     operands: [Arg; 8],
+    read_first: [&View; 3],
 ) -> Result<()> {
-    const DECODE_THREADS: u32 = 256;
+    // By the caches' length alone, since it decides the order of sums.
+    let warps = if heads.keys <= FEW_KEYS { 4 } else { 8 };
     let most = MOST_DECODE_GROUP.min(MOST_DECODE_ELEMENTS / heads.padded());
     let group = heads.group().next_power_of_two().min(most);
     let mut settings = defines.to_vec();
-    settings.push(("GROUP", group));
+    settings.extend([("GROUP", group), ("WARPS", warps)]);
     let kv_heads = heads.attention.kv_heads;
-    let grid = heads.grid(heads.group().div_ceil(group), kv_heads, DECODE_THREADS, 0);
+    let grid = heads.grid(heads.group().div_ceil(group), kv_heads, 32 * warps as u32, 0);
+    let is_settled = read_first.into_iter().all(|view| builder.is_settled(view));
     let mut arguments = operands.to_vec();
     arguments.extend([heads.key_rows, heads.keys, heads.attention.heads].map(Arg::from));
     arguments.extend([heads.group(), heads.size].map(Arg::from));
     arguments.extend([heads.q_stride, heads.kv_stride].map(Arg::from));
-    arguments.extend([heads.window(), heads.scale()]);
-    builder.kernel(Source::AttentionDecode, "attention_decode", heads.real, &settings, grid, &arguments)
+    arguments.extend([heads.window(), heads.scale(), Arg::U32(u32::from(is_settled))]);
+    builder.kernel(Source::AttentionDecode, "attention_decode", heads.real, &settings, grid, &arguments)?;
+    builder.start_early(1);
+    Ok(())
 }
 
 /// Where samples have borders, what every query sees is worked out once: `[ranges, spreads]` of `attention.cuh`.

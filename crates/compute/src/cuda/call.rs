@@ -79,10 +79,22 @@ impl Grid {
     }
 }
 
+/// When the blocks of a kernel start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// When everything before has ended.
+    InTurn,
+    /// All of them at once, since they wait for each other.
+    Together,
+    /// In clusters of so many, as soon as the kernel before lets the next one begin. It waits for that one itself, before it touches
+    /// what others write, and lets its own successor begin only then: so all but the one before have ended.
+    Early { cluster: u32 },
+}
+
 /// One thing to put on the stream.
 pub(super) enum Call {
-    /// A kernel of ours; `together` where its blocks wait for each other, so that all of them must run at once.
-    Kernel { function: Function, grid: Grid, arguments: Arguments, together: bool },
+    /// A kernel of ours.
+    Kernel { function: Function, grid: Grid, arguments: Arguments, start: Start },
     /// A product of the library.
     Product(ProductPlan),
     /// An attention of the library, one run for every piece of the batch.
@@ -95,11 +107,8 @@ impl Call {
     /// Puts it on a stream.
     pub fn issue(&self, driver: &Driver, blas: &Blas, stream: usize) -> Result<()> {
         match self {
-            Call::Kernel { function, grid, arguments, together: false } => {
-                driver.launch(*function, grid, arguments, stream)
-            }
-            Call::Kernel { function, grid, arguments, together: true } => {
-                driver.launch_together(*function, grid, arguments, stream)
+            Call::Kernel { function, grid, arguments, start } => {
+                driver.launch(*function, grid, *start, arguments, stream)
             }
             Call::Product(plan) => blas.run(plan, stream),
             Call::Attention(attention) => attention.run(),
@@ -129,10 +138,12 @@ pub(super) struct Builder<'a> {
     constants: Vec<u8>,
     /// What the next kernel takes before its arguments.
     maps: Vec<TensorMap>,
+    /// What the launch before writes, where there is one.
+    just_written: Option<Vec<BufferId>>,
 }
 
 enum Pending {
-    Kernel { function: Function, grid: Grid, maps: Vec<TensorMap>, arguments: Vec<Arg>, together: bool },
+    Kernel { function: Function, grid: Grid, maps: Vec<TensorMap>, arguments: Vec<Arg>, start: Start },
     Product(Prepared),
     Attention(cudnn::Prepared),
     Clear { at: Arg, bytes: usize },
@@ -154,12 +165,24 @@ impl<'a> Builder<'a> {
             scratch_bytes: 0,
             constants: Vec::new(),
             maps: Vec::new(),
+            just_written: None,
         }
     }
 
     /// Begins another launch, which may use all of the working memory again.
     pub fn begin_launch(&mut self) {
         self.scratch_used = 0;
+    }
+
+    /// Ends a launch that writes these.
+    pub fn end_launch(&mut self, outputs: &[View]) {
+        self.just_written = Some(outputs.iter().map(|view| view.buffer).collect());
+    }
+
+    /// Whether a kernel that starts early may read this before it has waited: the launch before, which alone may still run then, does
+    /// not write it.
+    pub fn is_settled(&self, view: &View) -> bool {
+        self.just_written.as_ref().is_some_and(|written| !written.contains(&view.buffer))
     }
 
     /// How many calls there are so far.
@@ -229,8 +252,20 @@ impl<'a> Builder<'a> {
     ) -> Result<()> {
         let function = self.machine.modules.function(source, name, real, defines, grid.shared_bytes)?;
         let (maps, arguments) = (std::mem::take(&mut self.maps), arguments.to_vec());
-        self.pending.push(Pending::Kernel { function, grid, maps, arguments, together: false });
+        self.pending.push(Pending::Kernel { function, grid, maps, arguments, start: Start::InTurn });
         Ok(())
+    }
+
+    /// Lets the kernel that was added last start early, in clusters of so many blocks, where the card can do that. It is one that waits for
+    /// the kernel before it.
+    pub fn start_early(&mut self, cluster: usize) {
+        if !self.has_warpgroup_products() {
+            return;
+        }
+        let cluster = u32::try_from(cluster).expect("blocks of a cluster");
+        if let Some(Pending::Kernel { start, .. }) = self.pending.last_mut() {
+            *start = Start::Early { cluster };
+        }
     }
 
     /// The same for a kernel whose blocks wait for each other. Its grid is one that the card runs at once.
@@ -244,8 +279,8 @@ impl<'a> Builder<'a> {
         arguments: &[Arg],
     ) -> Result<()> {
         self.kernel(source, name, real, defines, grid, arguments)?;
-        if let Some(Pending::Kernel { together, .. }) = self.pending.last_mut() {
-            *together = true;
+        if let Some(Pending::Kernel { start, .. }) = self.pending.last_mut() {
+            *start = Start::Together;
         }
         Ok(())
     }
@@ -293,9 +328,9 @@ impl<'a> Builder<'a> {
         let mut calls = Vec::with_capacity(self.pending.len());
         for pending in self.pending {
             calls.push(match pending {
-                Pending::Kernel { function, grid, maps, arguments, together } => {
+                Pending::Kernel { function, grid, maps, arguments, start } => {
                     let words = arguments.into_iter().map(place).collect();
-                    Call::Kernel { function, grid, arguments: Arguments { maps, words }, together }
+                    Call::Kernel { function, grid, arguments: Arguments { maps, words }, start }
                 }
                 Pending::Product(prepared) => Call::Product(blas.plan(prepared, &place, stream)?),
                 Pending::Attention(prepared) => Call::Attention(prepared.placed(&place)?),

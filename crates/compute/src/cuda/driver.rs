@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::{
+    call::{Grid, Start},
     library::{self, Needed},
     symbols::symbols,
 };
@@ -64,13 +65,8 @@ symbols! {
         cuModuleUnload(module: usize);
         cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char);
         cuFuncSetAttribute(function: usize, attribute: c_int, value: c_int);
-        cuLaunchKernel(
-            function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-            shared: c_uint, stream: usize, arguments: *mut *mut c_void, extra: *mut *mut c_void,
-        );
-        cuLaunchCooperativeKernel(
-            function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-            shared: c_uint, stream: usize, arguments: *mut *mut c_void,
+        cuLaunchKernelEx(
+            config: *const LaunchConfig, function: usize, arguments: *mut *mut c_void, extra: *mut *mut c_void,
         );
         cuTensorMapEncodeTiled(
             map: *mut c_void, element: c_int, rank: c_uint, address: u64, sizes: *const u64, strides: *const u64,
@@ -517,80 +513,89 @@ impl Driver {
     pub fn launch_with<const N: usize>(
         &self,
         function: Function,
-        grid: &super::call::Grid,
+        grid: &Grid,
         words: &[u64; N],
         stream: usize,
     ) -> Result<()> {
         let mut places = [ptr::from_ref(words).cast::<c_void>().cast_mut()];
-        self.launch_places(function, grid, &mut places, stream)
+        self.launch_places(function, grid, Start::InTurn, &mut places, stream)
     }
 
     /// Puts a kernel on a stream.
     pub fn launch(
         &self,
         function: Function,
-        grid: &super::call::Grid,
+        grid: &Grid,
+        start: Start,
         arguments: &Arguments,
         stream: usize,
     ) -> Result<()> {
-        self.launch_places(function, grid, &mut arguments.places(function.name), stream)
-    }
-
-    /// Puts a kernel on a stream whose blocks wait for each other: the driver begins all of them or none.
-    pub fn launch_together(
-        &self,
-        function: Function,
-        grid: &super::call::Grid,
-        arguments: &Arguments,
-        stream: usize,
-    ) -> Result<()> {
-        let [x, y, z] = grid.blocks;
-        let (threads, shared) = (grid.threads, grid.shared_bytes);
-        let mut places = arguments.places(function.name);
-        // SAFETY: as for `launch_places`.
-        let status = unsafe {
-            (self.api.cuLaunchCooperativeKernel)(
-                function.handle,
-                x,
-                y,
-                z,
-                threads,
-                1,
-                1,
-                shared,
-                stream,
-                places.as_mut_ptr(),
-            )
-        };
-        self.check("cuLaunchCooperativeKernel", status).map_err(|error| in_kernel(error, function.name))
+        self.launch_places(function, grid, start, &mut arguments.places(function.name), stream)
     }
 
     fn launch_places(
         &self,
         function: Function,
-        grid: &super::call::Grid,
+        grid: &Grid,
+        start: Start,
         places: &mut [*mut c_void],
         stream: usize,
     ) -> Result<()> {
-        let [x, y, z] = grid.blocks;
-        // SAFETY: the driver copies the arguments before it returns; each place holds a map, the one struct that the kernel
+        let (mut attributes, count) = match start {
+            Start::InTurn => ([LaunchAttribute::default(); 2], 0),
+            Start::Together => ([LaunchAttribute::new(TOGETHER, 1); 2], 1),
+            Start::Early { cluster } => {
+                ([LaunchAttribute::new(EARLY, 1), LaunchAttribute::new(CLUSTER, cluster)], 2)
+            }
+        };
+        let config = LaunchConfig {
+            blocks: grid.blocks,
+            threads: [grid.threads, 1, 1],
+            shared_bytes: grid.shared_bytes,
+            stream,
+            attributes: attributes.as_mut_ptr(),
+            count,
+        };
+        // SAFETY: the driver copies attributes and arguments before it returns; each place holds a map, the one struct that the kernel
         // declares, or eight bytes, as many as any other declared argument reads.
         let status = unsafe {
-            (self.api.cuLaunchKernel)(
-                function.handle,
-                x,
-                y,
-                z,
-                grid.threads,
-                1,
-                1,
-                grid.shared_bytes,
-                stream,
-                places.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            (self.api.cuLaunchKernelEx)(&config, function.handle, places.as_mut_ptr(), ptr::null_mut())
         };
-        self.check("cuLaunchKernel", status).map_err(|error| in_kernel(error, function.name))
+        self.check("cuLaunchKernelEx", status).map_err(|error| in_kernel(error, function.name))
+    }
+}
+
+/// How a kernel is launched, as the driver's header declares it.
+#[repr(C)]
+struct LaunchConfig {
+    blocks: [c_uint; 3],
+    threads: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: usize,
+    attributes: *mut LaunchAttribute,
+    count: c_uint,
+}
+
+/// One more thing about a launch: which, and up to 64 bytes that say how.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct LaunchAttribute {
+    number: c_uint,
+    unused: c_uint,
+    value: [u64; 8],
+}
+
+/// All blocks run at once.
+const TOGETHER: c_uint = 2;
+/// Blocks of a cluster along each of the three directions.
+const CLUSTER: c_uint = 4;
+/// The kernel may begin before the one before it has ended.
+const EARLY: c_uint = 6;
+
+impl LaunchAttribute {
+    /// An attribute with a number of 32 bits; behind it come ones, which only the cluster's other directions read.
+    fn new(number: c_uint, value: u32) -> Self {
+        LaunchAttribute { number, unused: 0, value: [u64::from(value) | 1 << 32, 1, 0, 0, 0, 0, 0, 0] }
     }
 }
 

@@ -78,7 +78,7 @@ pub(super) fn add(
             let adds = matches!(kernel, Kernel::OpInto { add: true, .. });
             match *op {
                 Op::Linear { bias, products } => {
-                    if !adds && few_rows(builder, [inputs, &outputs[..1]], bias, products)? {
+                    if !adds && own_product(builder, [inputs, &outputs[..1]], bias, products)? {
                         return Ok(true);
                     }
                     let epilogue =
@@ -98,7 +98,7 @@ pub(super) fn add(
             }
         }
         &Kernel::LinearGelu { bias, products } => {
-            if !few_rows(builder, [inputs, outputs], bias, products)? {
+            if !own_product(builder, [inputs, outputs], bias, products)? {
                 gelu(builder, [inputs, outputs], bias, products)?;
             }
         }
@@ -136,47 +136,99 @@ pub(super) fn add(
     Ok(true)
 }
 
-/// The most rows that `few_rows.cu` multiplies: with more, the library's matrix units are faster.
+/// The most rows that `few_rows.cu` multiplies: with more, matrix units are faster.
 const MOST_FEW_ROWS: usize = 4;
+/// The most rows that `batch_rows.cu` multiplies, and the numbers of that file.
+const MOST_BATCH_ROWS: usize = 64;
+const BATCH_OUTPUTS: usize = 64;
+const SHEET_DEPTH: usize = 64;
+const SHEET_BYTES: usize = 8192;
+/// Sheets of each factor that a block has room for, and blocks of a cluster.
+const MOST_SHEETS: usize = 12;
+const MOST_PARTS: usize = 8;
 
-/// A product of few rows, and the GELU of it where there is a second output; false where there is no kernel for it.
-fn few_rows(
+/// A product of so few rows that we have a kernel for it, and the GELU of it where there is a second output; false where there is none.
+fn own_product(
     builder: &mut Builder<'_>,
     [inputs, outputs]: [&[View]; 2],
     bias: bool,
     products: DType,
 ) -> Result<bool> {
-    const WARPS: usize = 8;
     let (x, w) = (&inputs[0], &inputs[1]);
     let (rows, outputs_of, depth) = (x.of.shape.rows(), w.of.shape.rows(), w.of.shape.columns());
     let real = x.of.dtype;
     let is_one_type = inputs.iter().chain(outputs).all(|view| view.of.dtype == real)
         && (real != DType::F32 || products == DType::F32);
     let is_aligned = (depth * real.bytes()).is_multiple_of(16)
-        && [x, w].iter().all(|view| view.offset_bytes.is_multiple_of(16));
-    if rows == 0 || rows > MOST_FEW_ROWS || outputs_of == 0 || depth == 0 || !is_one_type || !is_aligned {
+        && inputs.iter().chain(outputs).all(|view| view.offset_bytes.is_multiple_of(16));
+    if rows == 0 || outputs_of == 0 || depth == 0 || !is_one_type || !is_aligned {
         return Ok(false);
     }
+    let pointer = |view: Option<&View>| view.map_or(Arg::Pointer(0), |view| builder.pointer(view));
+    let operands = [
+        builder.pointer(x),
+        builder.pointer(w),
+        pointer(inputs.get(2).filter(|_| bias)),
+        builder.pointer(&outputs[0]),
+        pointer(outputs.get(1)),
+    ];
+    let sizes = [rows, outputs_of, depth];
+    if rows <= MOST_FEW_ROWS {
+        return few_rows(builder, real, operands, sizes).map(|()| true);
+    }
+    let is_settled = inputs[1..].iter().all(|view| builder.is_settled(view));
+    batch_rows(builder, real, operands, sizes, is_settled)
+}
+
+fn few_rows(
+    builder: &mut Builder<'_>,
+    real: DType,
+    operands: [Arg; 5],
+    [rows, outputs, depth]: [usize; 3],
+) -> Result<()> {
+    const WARPS: usize = 8;
     // As many warps as the card has room for, each with at least one pack for every lane.
     let wanted = 16 * builder.multiprocessors();
     let packs = depth * real.bytes() / 16;
-    let fits = |split: usize| outputs_of * split <= wanted && 32 * split <= packs;
+    let fits = |split: usize| outputs * split <= wanted && 32 * split <= packs;
     let split = [8, 4, 2].into_iter().find(|&split| fits(split)).unwrap_or(1);
-    let grid = Grid::new(outputs_of.div_ceil(WARPS / split), 32 * WARPS as u32);
-    let pointer = |builder: &Builder<'_>, view: Option<&View>| {
-        view.map_or(Arg::Pointer(0), |view| builder.pointer(view))
-    };
-    let arguments = [
-        builder.pointer(x),
-        builder.pointer(w),
-        pointer(builder, inputs.get(2).filter(|_| bias)),
-        builder.pointer(&outputs[0]),
-        pointer(builder, outputs.get(1)),
-        outputs_of.into(),
-        depth.into(),
-    ];
+    let grid = Grid::new(outputs.div_ceil(WARPS / split), 32 * WARPS as u32);
+    let mut arguments = operands.to_vec();
+    arguments.extend([outputs, depth].map(Arg::from));
     let settings = [("ROWS", rows), ("SPLIT", split)];
-    builder.kernel(Source::FewRows, "few_rows", real, &settings, grid, &arguments)?;
+    builder.kernel(Source::FewRows, "few_rows", real, &settings, grid, &arguments)
+}
+
+/// False where the kernel has no room for such a product, or the library is faster: with many outputs there is work for all of the card.
+fn batch_rows(
+    builder: &mut Builder<'_>,
+    real: DType,
+    operands: [Arg; 5],
+    [rows, outputs, depth]: [usize; 3],
+    is_settled: bool,
+) -> Result<bool> {
+    const THREADS: u32 = 128;
+    let (tiles, sheets, at_once) =
+        (outputs.div_ceil(BATCH_OUTPUTS), depth / SHEET_DEPTH, builder.multiprocessors());
+    let fits = depth.is_multiple_of(SHEET_DEPTH) && outputs.is_multiple_of(4);
+    let is_there = builder.has_warpgroup_products() && real != DType::F32 && rows <= MOST_BATCH_ROWS;
+    if !fits || !is_there || tiles > at_once {
+        return Ok(false);
+    }
+    // The parts of K that leave the busiest multiprocessor the least to fetch.
+    let parts = (1..=MOST_PARTS)
+        .filter(|&parts| sheets.is_multiple_of(parts) && sheets / parts <= MOST_SHEETS)
+        .min_by_key(|&parts| ((tiles * parts).div_ceil(at_once) * (sheets / parts), parts));
+    let Some(parts) = parts else { return Ok(false) };
+    let sums = parts * rows.div_ceil(parts) * BATCH_OUTPUTS * size_of::<f32>();
+    let shared_bytes =
+        u32::try_from(2 * sheets / parts * SHEET_BYTES + sums).expect("a block's shared memory");
+    let grid = Grid { shared_bytes, ..Grid::new(tiles * parts, THREADS) };
+    let mut arguments = operands.to_vec();
+    arguments.extend([rows, outputs, depth, usize::from(is_settled)].map(Arg::from));
+    let settings = [("PARTS", parts), ("SHEETS", sheets / parts)];
+    builder.kernel(Source::BatchRows, "batch_rows", real, &settings, grid, &arguments)?;
+    builder.start_early(parts);
     Ok(true)
 }
 

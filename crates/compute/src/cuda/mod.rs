@@ -589,6 +589,7 @@ fn fill(builder: &mut Builder<'_>, launches: &[Launch], for_state: bool) -> Resu
             let dtype = outputs.first().map_or(DType::F32, |view| view.of.dtype);
             return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
         }
+        builder.end_launch(outputs);
         ends.push(builder.len());
     }
     Ok(ends)

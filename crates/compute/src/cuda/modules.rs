@@ -27,6 +27,7 @@ pub(super) enum Source {
     Muon,
     Gemm,
     FewRows,
+    BatchRows,
     Quantise,
     Attention,
     AttentionDecode,
@@ -36,16 +37,17 @@ pub(super) enum Source {
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
     ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
     ("matrix.cuh", include_str!("kernels/matrix.cuh")),
+    ("warpgroup.cuh", include_str!("kernels/warpgroup.cuh")),
 ];
 
 impl Source {
-    const ALL: [Source; 18] = [
+    const ALL: [Source; 19] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -57,6 +59,7 @@ impl Source {
         Source::Muon,
         Source::Gemm,
         Source::FewRows,
+        Source::BatchRows,
         Source::Quantise,
         Source::Attention,
         Source::AttentionDecode,
@@ -78,6 +81,7 @@ impl Source {
             Source::AttentionF32 => {
                 [with(&[0], "HEAD", &[64, 128, 256]), with(&[1, 2], "HEAD", &[256])].concat()
             }
+            Source::BatchRows => with(&[1, 2], "PARTS", &[1, 3]),
             Source::AttentionDecode => with(&[0, 1, 2], "HEAD", &[64, 128, 256]),
             Source::DecodeStep => {
                 let single = with(&[0], "HEAD", &[64, 128]);
@@ -110,6 +114,7 @@ impl Source {
             Source::Muon => "muon.cu",
             Source::Gemm => "gemm.cu",
             Source::FewRows => "few_rows.cu",
+            Source::BatchRows => "batch_rows.cu",
             Source::Attention => "attention.cu",
             Source::AttentionDecode => "attention_decode.cu",
             Source::DecodeStep => "decode_step.cu",
@@ -132,6 +137,7 @@ impl Source {
             Source::Muon => include_str!("kernels/muon.cu"),
             Source::Gemm => include_str!("kernels/gemm.cu"),
             Source::FewRows => include_str!("kernels/few_rows.cu"),
+            Source::BatchRows => include_str!("kernels/batch_rows.cu"),
             Source::Quantise => include_str!("kernels/quantise.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),

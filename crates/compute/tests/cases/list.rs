@@ -297,6 +297,20 @@ pub fn scaled_products() -> Vec<Case> {
     cases
 }
 
+/// Products of so many rows, which in halves may have kernels of their own: sums of one part and of several. The first rows are the same for
+/// any number of them.
+pub fn products_of_rows(m: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (n, k) in [(64, 64), (76, 384), (200, 1536)] {
+        let inputs = vec![random(&[m, k], 1), random(&[n, k], 2), random(&[n], 3)];
+        let products = DType::F32;
+        cases.push(op(Op::Linear { bias: false, products }, inputs[..2].to_vec(), k));
+        let (kernel, outputs) = (Kernel::LinearGelu { bias: true, products }, vec![random(&[m, n], 8); 2]);
+        cases.push(Case { kernel, inputs, outputs, terms: k });
+    }
+    cases
+}
+
 /// Products with GELU and its slope that are large enough for a card to time the ways there are.
 pub fn gelus_worth_timing() -> Vec<Case> {
     let ((m, n, k), products) = ((256, 768, 512), DType::F32);

@@ -6,7 +6,7 @@ mod list;
 
 pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
-pub use list::{adams_with_copies, eight_bit_heads, quantised, scaled_products};
+pub use list::{adams_with_copies, eight_bit_heads, products_of_rows, quantised, scaled_products};
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
 

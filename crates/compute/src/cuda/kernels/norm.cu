@@ -60,6 +60,8 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
                                      real* __restrict__ sum, real* __restrict__ y, float* __restrict__ means,
                                      float* __restrict__ rstds, u64 rows, u32 columns, float eps) {
     const u32 lane = threadIdx.x % TEAM;
+    wait_for_kernel_before();
+    let_next_begin();
     for (u64 first = (u64)blockIdx.x * ROWS; first < rows; first += (u64)gridDim.x * ROWS) {
         const u64 row = first + threadIdx.x / TEAM, at = row * columns;
         const bool lives = row < rows;

@@ -163,6 +163,19 @@ template <int GROUPS> __device__ __forceinline__ void wait_for_all_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 
+// A kernel that starts early waits here until the one before it has ended; any other goes on at once. What it lets begin then finds
+// all but itself ended.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // eˣ and a/b as exactly as the stored type can show: in f32 to the last bits, in halves to about twenty.

@@ -17,6 +17,8 @@ const MOST_PACKS: usize = 8;
 const MOST_SUMMED_PACKS: usize = 3;
 /// Threads of a block that sums where a row has a warp or less of them.
 const SUM_THREADS: usize = 128;
+/// Rows that each have a block of their own: fewer than a card runs at once.
+const FEW_ROWS: usize = 64;
 /// The most threads of a block.
 const MOST_THREADS: usize = 1024;
 
@@ -32,6 +34,12 @@ impl Teams {
         // As many packs to a thread as registers hold.
         let of_blocks = |packs: usize| packs.div_ceil(MOST_PACKS).next_power_of_two().min(MOST_THREADS);
         Teams::with_packs(MOST_PACKS, of_blocks, real, columns, accesses)
+    }
+
+    /// For so few rows that each has a block of its own: as few packs to a thread as possible.
+    fn of_few_rows(real: DType, columns: usize, accesses: &[Arg]) -> Self {
+        let of_blocks = |packs: usize| packs.div_ceil(packs.div_ceil(MOST_THREADS)).next_multiple_of(32);
+        Teams::with_packs(1, of_blocks, real, columns, accesses)
     }
 
     /// The same where threads keep sums of their columns, too.
@@ -116,8 +124,7 @@ pub(super) fn layer_norm(
     arguments.extend(results);
     arguments.extend([count(shape.rows()), shape.columns().into(), Arg::F32(eps)]);
     let name = if has_sum { "add_layer_norm" } else { "layer_norm" };
-    let teams = Teams::new(real, shape.columns(), &accesses);
-    teams.add(builder, name, real, shape.rows(), &arguments)
+    forward(builder, name, real, [shape.rows(), shape.columns()], &accesses, &arguments)
 }
 
 /// `(x, gain) → y, rstd`; with a sum, `(a, b, gain) → a + b, y, rstd`. Rows are as long as the gain.
@@ -134,7 +141,23 @@ pub(super) fn rms_norm(builder: &mut Builder<'_>, launch: Launch<'_>, eps: f32, 
     arguments.extend(results);
     arguments.extend([count(rows), columns.into(), Arg::F32(eps)]);
     let name = if has_sum { "add_rms_norm" } else { "rms_norm" };
-    Teams::new(real, columns, &accesses).add(builder, name, real, rows, &arguments)
+    forward(builder, name, real, [rows, columns], &accesses, &arguments)
+}
+
+fn forward(
+    builder: &mut Builder<'_>,
+    name: &'static str,
+    real: DType,
+    [rows, columns]: [usize; 2],
+    accesses: &[Arg],
+    arguments: &[Arg],
+) -> Result<()> {
+    if rows > FEW_ROWS {
+        return Teams::new(real, columns, accesses).add(builder, name, real, rows, arguments);
+    }
+    Teams::of_few_rows(real, columns, accesses).add(builder, name, real, rows, arguments)?;
+    builder.start_early(1);
+    Ok(())
 }
 
 /// `(d_y, x, gain, mean, rstd, other if any) → d_x`, plus `other`.

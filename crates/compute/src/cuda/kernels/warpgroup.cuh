@@ -1,0 +1,54 @@
+// Products by a warpgroup of 128 threads straight from shared memory, which Hopper's multiprocessors alone have. Operands lie in
+// sheets: rows of 64 elements, where piece p (of 16 bytes) of row r is at place p ^ (r % 8). Comes after prelude.cuh.
+#pragma once
+
+// How the matrix units find an operand: its address, the distance of the sheets where columns of a product run along
+// rows of a tile, 1024 bytes from eight rows to the next eight, and the swizzle.
+__device__ __forceinline__ u64 operand(u32 address, u32 sheet_bytes) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)(sheet_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+// Registers that a product uses belong to it from `products_begin` to `products_wait`.
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most LEFT committed groups are under way.
+template <int LEFT> __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// Keeps the compiler from moving what reads or writes these numbers across this place.
+template <int N> __device__ __forceinline__ void pin(float (&numbers)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(numbers[i])::"memory");
+}
+
+#if REAL == 1
+#define PRODUCT_TYPES ".f32.bf16.bf16 "
+#else
+#define PRODUCT_TYPES ".f32.f16.f16 "
+#endif
+#define PLACES_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PLACES_64 PLACES_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NUMBERS_8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+    "+f"(d[i + 7])
+#define NUMBERS_32(d, i) NUMBERS_8(d, i), NUMBERS_8(d, i + 8), NUMBERS_8(d, i + 16), NUMBERS_8(d, i + 24)
+#define NUMBERS_64(d) NUMBERS_32(d, 0), NUMBERS_32(d, 32)
+
+// sums [64, N] = or += a [64, 16] · bᵀ [16, N]: both with the 16 terms along rows in shared memory. Lane l of warp w
+// holds of rows 16·w + l/4 and the eighth after it the columns 8·n + 2·(l%4) and the next, in sums[4·n ..].
+template <bool ADD> __device__ __forceinline__ void product_rows(float (&sums)[32], u64 a, u64 b) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16" PRODUCT_TYPES
+                 "{" PLACES_32 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+                 : NUMBERS_32(sums, 0) : "l"(a), "l"(b), "n"(int(ADD)));
+}
+template <bool ADD> __device__ __forceinline__ void product_rows(float (&sums)[64], u64 a, u64 b) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16" PRODUCT_TYPES
+                 "{" PLACES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
+                 : NUMBERS_64(sums) : "l"(a), "l"(b), "n"(int(ADD)));
+}
