@@ -42,6 +42,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/compute/src/cuda/staging.rs",
     "crates/compute/src/cuda/symbols.rs",
     "crates/text/src/bpe/encode/lookup.rs",
+    "crates/text/src/pages.rs",
     "crates/text/src/prefetch.rs",
     "crates/text/src/scan/simd.rs",
 ];

@@ -42,7 +42,7 @@
 //! what does not fit.
 //!
 //! Everything here is deterministic; nothing prints, reads the environment or keeps global state. Unsafe code is found in the
-//! vector instructions of the scanners and in prefetching only.
+//! loops of scanning and encoding, in prefetching and in advice about memory only.
 
 mod batch;
 mod bpe;
@@ -64,6 +64,7 @@ mod items;
 mod llama2c;
 mod normal;
 mod own_json;
+mod pages;
 mod pattern;
 mod prefetch;
 mod progress;

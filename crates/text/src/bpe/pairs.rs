@@ -1,5 +1,6 @@
 //! Which pairs of tokens merge. Most answers are no, and most of those come from a bit map that stays in the second cache.
 
+use crate::pages::room_in_large_pages;
 use crate::prefetch::prefetch;
 
 /// The merge of a pair.
@@ -42,11 +43,9 @@ impl PairTable {
     /// An empty table with room for `n_merges`.
     pub(super) fn with_room(n_merges: usize) -> Self {
         let n_slots = (2 * n_merges).next_power_of_two().max(16);
-        Self {
-            slots: vec![EMPTY; n_slots],
-            shift: u64::BITS - n_slots.trailing_zeros(),
-            filter: vec![0; n_slots / 8],
-        }
+        let mut slots = room_in_large_pages(n_slots);
+        slots.resize(n_slots, EMPTY);
+        Self { slots, shift: u64::BITS - n_slots.trailing_zeros(), filter: vec![0; n_slots / 8] }
     }
 
     /// An odd multiplier spreads both halves over the upper bits.

@@ -8,7 +8,7 @@
 
 use super::Id;
 use super::key::{Key, LONG, MAX_KEYED, ONES};
-use super::table::{Answer, MAX_TOKENS, PieceTable};
+use super::table::{Answer, MAX_TOKENS, PieceTable, TOKEN_BITS};
 use crate::scan::{Instructions, MAX_ENDS};
 
 /// The pieces of one batch.
@@ -61,7 +61,7 @@ impl Batch {
     pub(super) fn answer<I: Id>(&self, table: &PieceTable, first: usize, out: &mut Vec<I>) -> usize {
         assert_eq!(table.buckets().len(), self.n_buckets, "places are those of another table");
         let n_left = self.n_pieces.saturating_sub(first);
-        out.reserve(n_left * MAX_TOKENS + size_of::<Answer>() / size_of::<u32>());
+        out.reserve((n_left + 1) * MAX_TOKENS);
         match self.instructions {
             // SAFETY: the places are in the table, whose size is asserted, and there is room for all answers.
             Instructions::Portable => unsafe { self.answer_by(table, first, out) },
@@ -124,10 +124,10 @@ impl Batch {
                 break;
             }
             // The number of tokens is from the table, because what was just written takes longer to read.
-            n_tokens += answer[MAX_TOKENS] as usize % (MAX_TOKENS + 1);
+            n_tokens += answer.n_tokens();
             idx += 1;
         }
-        // SAFETY: so many tokens were written above.
+        // SAFETY: so many tokens were written above, since no answer says that it has more than it holds.
         unsafe { out.set_len(n_before + n_tokens) };
         idx
     }
@@ -185,24 +185,30 @@ unsafe fn load(text: *const u8, ones: &Key) -> Key {
     }
 }
 
-/// Writes the answer, with the number of its tokens as if it were one.
+/// Writes the tokens of the answer, and something behind them if they are fewer than fit.
 ///
 /// # Safety
 ///
 /// There must be room for it.
 #[inline(always)]
 unsafe fn store<I: Id>(answer: &Answer, room: *mut I) {
-    // One register, which the compiler breaks apart where it sees that the number is used, too.
+    // One register, which the compiler breaks apart where it sees that the number of tokens is used, too.
     #[cfg(target_arch = "x86_64")]
-    let answer = {
+    let tokens = {
         use std::arch::x86_64::*;
-        let mut whole = [0; MAX_TOKENS + 1];
-        // SAFETY: SSE2 is part of x86-64, and an answer has 16 bytes.
-        unsafe { _mm_storeu_si128(whole.as_mut_ptr().cast(), _mm_loadu_si128(answer.as_ptr().cast())) };
-        whole
+        let mut tokens = [0; MAX_TOKENS];
+        // SAFETY: SSE2 is part of x86-64, and all three are arrays of 16 bytes.
+        unsafe {
+            let words = _mm_loadu_si128(answer.words().as_ptr().cast());
+            let tokens_of = _mm_loadu_si128(TOKEN_BITS.as_ptr().cast());
+            _mm_storeu_si128(tokens.as_mut_ptr().cast(), _mm_and_si128(words, tokens_of));
+        }
+        tokens
     };
+    #[cfg(not(target_arch = "x86_64"))]
+    let tokens: [u32; MAX_TOKENS] = std::array::from_fn(|idx| answer.words()[idx] & TOKEN_BITS[idx]);
     // SAFETY: the caller's.
-    unsafe { room.cast::<[I; MAX_TOKENS + 1]>().write_unaligned(answer.map(I::narrowed)) };
+    unsafe { room.cast::<[I; MAX_TOKENS]>().write_unaligned(tokens.map(I::narrowed)) };
 }
 
 /// `a == b` in one register.
@@ -239,7 +245,6 @@ fn prefetch(table: &PieceTable, place: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bpe::encode::table;
 
     #[test]
     fn a_batch_answers_as_its_table_does_under_all_instructions() {
@@ -255,14 +260,15 @@ mod tests {
         let pieces: Vec<&[u8]> = starts().zip(&ends).map(|(start, &end)| &text[start..end]).collect();
         let mut table = PieceTable::with_room(1 << 12);
         for (piece, number) in pieces.iter().zip(0..).filter(|(_, number)| number % 5 > 0) {
-            let answer = table::answer(&[number, number + 1, number + 2][..1 + number as usize % 3]).unwrap();
+            let tokens = [number, number + 1, number + 2, number + 3];
+            let answer = Answer::new(&tokens[..1 + number as usize % 4]).unwrap();
             if let Some(key) = Key::of(piece) {
                 assert!(table.insert(key, &answer));
             }
         }
         let tokens = |piece: &&[u8]| {
             let answer = Key::of(piece).and_then(|key| table.get(key));
-            answer.map(|answer| answer[..answer[MAX_TOKENS] as usize].to_vec())
+            answer.map(|answer| answer.tokens().collect::<Vec<u32>>())
         };
         for instructions in Instructions::available() {
             for n_pieces in [1, 2, 17, ends.len()] {

@@ -23,7 +23,7 @@ use backtrack::{Backtracker, PairMemo};
 use cache::{LongCache, ShortCache};
 use key::{Key, LONG};
 use lookup::Batch;
-use table::PieceTable;
+use table::{Answer, PieceTable};
 
 /// A number that holds a token id.
 pub(crate) trait Id: Copy {
@@ -109,7 +109,7 @@ impl Tables {
                 Some(id) => tokens.push(id),
                 None => model.encode_piece(piece, &mut tokens),
             }
-            if let Some(answer) = table::answer(&tokens) {
+            if let Some(answer) = Answer::new(&tokens) {
                 pieces.insert(key, &answer);
             }
         };
@@ -295,14 +295,14 @@ impl Memory {
     fn encode_short<I: Id>(&mut self, model: &Model, key: Key, piece: &[u8], out: &mut Vec<I>) {
         let Self { pieces, short, scratch, .. } = self;
         if let Some(answer) = pieces.get(key) {
-            return write(table::tokens(answer), out);
+            return out.extend(answer.tokens().map(I::narrowed));
         }
         if let Some(tokens) = short.get(key) {
             return write(tokens, out);
         }
         scratch.clear();
         model.encode_piece(piece, scratch);
-        match table::answer(scratch) {
+        match Answer::new(scratch) {
             Some(answer) => pieces.push(key, &answer),
             None => short.insert(key, scratch),
         }

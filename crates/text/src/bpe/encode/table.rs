@@ -1,12 +1,52 @@
 //! The tokens of pieces that have come before or are expected.
 
 use super::key::{FREE, Key};
+use crate::pages::room_in_large_pages;
 
 /// The most tokens of a piece in the table.
-pub(super) const MAX_TOKENS: usize = 3;
+pub(super) const MAX_TOKENS: usize = 4;
 
-/// Up to three tokens, and how many there are: one copy of 16 bytes appends them to what is written.
-pub(super) type Answer = [u32; MAX_TOKENS + 1];
+/// Up to four tokens, in 16 bytes that are written whole. How many they are is above the bits of the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub(super) struct Answer([u32; MAX_TOKENS]);
+
+/// The last token's number has so many bits; a vocabulary with larger ones would have half a billion tokens.
+const LAST_BITS: u32 = 29;
+
+/// What belongs to the tokens of an answer.
+pub(super) const TOKEN_BITS: [u32; MAX_TOKENS] = [u32::MAX, u32::MAX, u32::MAX, (1 << LAST_BITS) - 1];
+
+impl Answer {
+    const NONE: Self = Self([0; MAX_TOKENS]);
+
+    /// The tokens as an answer, if there are few enough, and any.
+    pub(super) fn new(tokens: &[u32]) -> Option<Self> {
+        let mut words = [0; MAX_TOKENS];
+        words.get_mut(..tokens.len())?.copy_from_slice(tokens);
+        let has_room = !tokens.is_empty() && words[MAX_TOKENS - 1] <= TOKEN_BITS[MAX_TOKENS - 1];
+        words[MAX_TOKENS - 1] |= (tokens.len() as u32) << LAST_BITS;
+        has_room.then_some(Self(words))
+    }
+
+    /// How many tokens there are, at most [`MAX_TOKENS`].
+    #[inline(always)]
+    pub(super) fn n_tokens(&self) -> usize {
+        (self.0[MAX_TOKENS - 1] >> LAST_BITS) as usize
+    }
+
+    /// The tokens, and behind them anything, once all but [`TOKEN_BITS`] is taken away.
+    #[inline(always)]
+    pub(super) fn words(&self) -> &[u32; MAX_TOKENS] {
+        &self.0
+    }
+
+    /// The tokens.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = u32> {
+        let words: [u32; MAX_TOKENS] = std::array::from_fn(|idx| self.0[idx] & TOKEN_BITS[idx]);
+        words.into_iter().take(self.n_tokens())
+    }
+}
 
 /// Two pieces in one cache line.
 #[derive(Debug, Clone, Copy)]
@@ -16,10 +56,10 @@ pub(super) struct Bucket {
     pub(super) answers: [Answer; 2],
 }
 
-const EMPTY: Bucket = Bucket { keys: [FREE; 2], answers: [[0; MAX_TOKENS + 1]; 2] };
+const EMPTY: Bucket = Bucket { keys: [FREE; 2], answers: [Answer::NONE; 2] };
 
-/// Pieces of up to 15 bytes and three tokens, each in the bucket that its hash says or, where that was full, in the next one.
-#[derive(Debug, Clone)]
+/// Pieces of up to 15 bytes and four tokens, each in the bucket that its hash says or, where that was full, in the next one.
+#[derive(Debug)]
 pub(super) struct PieceTable {
     buckets: Vec<Bucket>,
     /// How many pieces have come since the table had this size, whether they are still there or not.
@@ -29,6 +69,14 @@ pub(super) struct PieceTable {
 /// The most buckets: 16 MiB. What is asked for early may come from the third cache.
 pub(super) const MAX_BUCKETS: usize = 1 << 18;
 
+impl Clone for PieceTable {
+    fn clone(&self) -> Self {
+        let mut buckets = room_in_large_pages(self.buckets.len());
+        buckets.extend_from_slice(&self.buckets);
+        Self { buckets, n_new: self.n_new }
+    }
+}
+
 impl PieceTable {
     /// An empty table for about `n_pieces`, a quarter full with them: only the slow path finds a piece whose bucket was full.
     pub(super) fn with_room(n_pieces: usize) -> Self {
@@ -36,7 +84,10 @@ impl PieceTable {
     }
 
     fn with_buckets(n_buckets: usize) -> Self {
-        Self { buckets: vec![EMPTY; n_buckets.clamp(1 << 8, MAX_BUCKETS)], n_new: 0 }
+        let n_buckets = n_buckets.clamp(1 << 8, MAX_BUCKETS);
+        let mut buckets = room_in_large_pages(n_buckets);
+        buckets.resize(n_buckets, EMPTY);
+        Self { buckets, n_new: 0 }
     }
 
     pub(super) fn buckets(&self) -> &[Bucket] {
@@ -103,29 +154,16 @@ impl PieceTable {
     }
 }
 
-/// The tokens of an answer.
-pub(super) fn tokens(answer: &Answer) -> &[u32] {
-    let (tokens, n_tokens) = answer.split_at(MAX_TOKENS);
-    tokens.get(..n_tokens[0] as usize).unwrap_or(tokens)
-}
-
-/// The tokens as an answer, if there are few enough, and any.
-pub(super) fn answer(tokens: &[u32]) -> Option<Answer> {
-    if tokens.is_empty() {
-        return None;
-    }
-    let mut answer = [0; MAX_TOKENS + 1];
-    answer.get_mut(..MAX_TOKENS)?.get_mut(..tokens.len())?.copy_from_slice(tokens);
-    answer[MAX_TOKENS] = tokens.len() as u32;
-    Some(answer)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn key(text: &str) -> Key {
         Key::of(text.as_bytes()).unwrap()
+    }
+
+    fn one(token: u32) -> Answer {
+        Answer::new(&[token]).unwrap()
     }
 
     #[test]
@@ -135,14 +173,13 @@ mod tests {
         let numbers: Vec<u32> = (0..).filter(alike).take(6).collect();
         let keys: Vec<Key> = numbers.iter().map(|number| key(&number.to_string())).collect();
         for (idx, &key) in keys.iter().enumerate() {
-            assert_eq!(table.insert(key, &[idx as u32, 0, 0, 1]), idx < 4);
+            assert_eq!(table.insert(key, &one(idx as u32)), idx < 4);
         }
-        let found = |table: &PieceTable| {
-            keys.iter().map(|&key| table.get(key).map(|answer| answer[0])).collect::<Vec<_>>()
-        };
+        let found =
+            |table: &PieceTable| keys.iter().map(|&key| table.get(key)?.tokens().next()).collect::<Vec<_>>();
         assert_eq!(found(&table), [Some(0), Some(1), Some(2), Some(3), None, None]);
-        table.push(keys[4], &[4, 0, 0, 1]);
-        table.push(keys[5], &[5, 0, 0, 1]);
+        table.push(keys[4], &one(4));
+        table.push(keys[5], &one(5));
         assert_eq!(found(&table), [Some(0), None, Some(2), Some(3), None, Some(5)]);
     }
 
@@ -150,20 +187,26 @@ mod tests {
     fn a_table_grows_with_what_comes_and_forgets_little() {
         let mut table = PieceTable::with_room(1);
         for number in 0..10_000 {
-            table.push(key(&number.to_string()), &[number, 0, 0, 1]);
+            table.push(key(&number.to_string()), &one(number));
             table.make_room();
         }
         assert!((4096..=16_384).contains(&table.buckets.len()));
         let is_kept = |number: &u32| {
             let found = table.get(key(&number.to_string()));
-            found.inspect(|found| assert_eq!(found[0], *number)).is_some()
+            found.inspect(|found| assert!(found.tokens().eq([*number]))).is_some()
         };
         assert!((0..10_000).filter(is_kept).count() > 8000);
     }
 
     #[test]
-    fn an_answer_has_up_to_three_tokens() {
-        assert_eq!(answer(&[7, 8]), Some([7, 8, 0, 2]));
-        assert_eq!(answer(&[1, 2, 3, 4]), None);
+    fn an_answer_has_up_to_four_tokens() {
+        for tokens in [&[7, u32::MAX][..], &[1, 2, 3], &[u32::MAX, 2, 3, (1 << 29) - 1]] {
+            let answer = Answer::new(tokens).unwrap();
+            assert!(answer.tokens().eq(tokens.iter().copied()));
+            assert_eq!(answer.n_tokens(), tokens.len());
+        }
+        for tokens in [&[][..], &[1, 2, 3, 1 << 29], &[1, 2, 3, 4, 5]] {
+            assert_eq!(Answer::new(tokens), None);
+        }
     }
 }
