@@ -5,8 +5,9 @@ use crate::failure::{Code, Failure, Result};
 use crate::faults::Faults;
 use crate::show::numbers::{bytes, counted, grouped};
 use crate::signals;
-use crate::stages::data::{PreparedData, TOKENIZER_NAME, prepare, write_tokenizer};
+use crate::stages::data::{PreparedData, prepare, write_tokenizer};
 use clap::ValueEnum;
+use ironmill_data::manifest::TOKENIZER_NAME;
 use ironmill_data::{
     BadUtf8, InputOptions, Inputs, PrepareOptions, Split, Summary, TokenFormat, export, import, inspect,
     verify,

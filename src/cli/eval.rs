@@ -118,7 +118,7 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
         }
     };
     let dataset = Dataset::open(&dir)?;
-    // What a folder puts around a text is no part of prepared tokens, so the file alone may be the one that made them.
+    // A folder may say to put something else around a text than its file, which alone may be what made the tokens.
     check_match(&tokenizer, &file, &dataset, &dir)
         .or_else(|_| check_match(&Tokenizer::load(&file)?, &file, &dataset, &dir))?;
     let split = if args.split == SplitName::Train { Split::Train } else { Split::Validation };

@@ -1,6 +1,6 @@
 //! What a run trains on: a tokenizer and a prepared data set, made or found.
 
-use super::data::{self, TOKENIZER_NAME};
+use super::data;
 use super::model;
 use super::run_folder::RunFolder;
 use super::tokenizer::{self, Budget, Counting};
@@ -9,7 +9,7 @@ use crate::config::{Config, DEFAULT_MEMORY, MASK, TokenizerConfig, TokenizerTrai
 use crate::failure::{Code, Failure, Result};
 use crate::faults::Faults;
 use crate::show::numbers::grouped;
-use ironmill_data::manifest::MANIFEST_NAME;
+use ironmill_data::manifest::{MANIFEST_NAME, TOKENIZER_NAME};
 use ironmill_data::{BadUtf8, Dataset, InputOptions, Inputs, PrepareOptions, Split, ngram_yardsticks};
 use ironmill_text::{Tokenizer, durable};
 use serde_json::json;

@@ -3,13 +3,11 @@
 use crate::failure::{Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::{bytes, counted, grouped, hexadecimal};
+use ironmill_data::manifest::TOKENIZER_NAME;
 use ironmill_data::{Dataset, Inputs, Manifest, PrepareOptions, Split};
 use ironmill_text::{Tokenizer, UNKNOWN, durable};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-
-/// The tokenizer's file in a prepared folder, so that a data set can be read alone.
-pub const TOKENIZER_NAME: &str = "tokenizer.json";
 
 /// A prepared folder.
 pub struct PreparedData {
@@ -31,7 +29,9 @@ pub fn prepare(
     stop: &AtomicBool,
 ) -> Result<PreparedData> {
     let prepared = ironmill_data::prepare(inputs, tokenizer, dir, options, show, stop)?;
-    write_tokenizer(dir, tokenizer)?;
+    if prepared.reused {
+        write_tokenizer(dir, tokenizer)?;
+    }
     if inputs.ignored_files() > 0 {
         show.note(&format!("{} files of unknown kinds were passed over", grouped(inputs.ignored_files())));
     }

@@ -16,6 +16,9 @@ use crate::shard::{Header, WrittenShard};
 /// The name of the manifest in its folder.
 pub const MANIFEST_NAME: &str = "manifest.json";
 
+/// The tokenizer's file in a prepared folder, so that a data set can be read alone.
+pub const TOKENIZER_NAME: &str = "tokenizer.json";
+
 /// The version this program writes. It also reads version 1, which knows no sections.
 pub const MANIFEST_VERSION: u32 = 2;
 
@@ -74,6 +77,9 @@ pub struct Settings {
     /// Whether documents with the text of an earlier one were left out.
     #[serde(default)]
     pub drop_duplicates: bool,
+    /// The tokens that every document begins with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub document_start: Vec<u32>,
 }
 
 /// Some consecutive inputs and what became of them. Their shards hold nothing else, so that inputs that change cost no more than

@@ -9,7 +9,12 @@ use crate::{InputOptions, Inputs, PrepareOptions, Prepared, Result, prepare};
 
 /// A small tokenizer with an end-of-text token.
 pub(crate) fn tokenizer() -> Tokenizer {
-    let special = vec!["<|endoftext|>".to_owned()];
+    tokenizer_with(&["<|endoftext|>"])
+}
+
+/// A small tokenizer with these special tokens.
+pub(crate) fn tokenizer_with(special: &[&str]) -> Tokenizer {
+    let special: Vec<String> = special.iter().map(|&text| text.to_owned()).collect();
     let mut counts = PieceCounts::new(&Pattern::Gpt2, &special).unwrap();
     counts.add_document(b"the cat sat on the mat and the dog sat on the log in the hall").unwrap();
     train_bpe(&counts, &BpeOptions { special, ..BpeOptions::new(280) }, &Silent).unwrap().0

@@ -262,6 +262,8 @@ impl<'a> Import<'a> {
                 sample: None,
                 seed: 0,
                 drop_duplicates: false,
+                // Whatever they begin with was there.
+                document_start: Vec::new(),
             },
             inputs: Vec::new(),
             fingerprint: String::new(),

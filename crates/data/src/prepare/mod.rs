@@ -5,6 +5,9 @@
 //! memory whatever the input: a document of more than 2 MiB is encoded in parts. Batches are written in the order in which
 //! they were read: the bytes of the shards do not depend on the number of threads.
 //!
+//! **Documents.** Tokens of a document begin with what the vocabulary puts before a text, such as `<bos>` (see
+//! [`Tokenizer::around`]), and end with the end-of-text token, where there are such tokens.
+//!
 //! **Splits.** A document goes to the validation split if a hash of the seed and its text (of a long one, its first 64 KiB) falls
 //! below the share asked for, so copies of a document are on one side. If by the end none has, the last document goes there;
 //! if all have, the last one goes to the training split. A corpus of one document is cut in two by its text: the share asked
@@ -96,8 +99,8 @@ pub fn prepare(
     stop: &AtomicBool,
 ) -> Result<Prepared> {
     check(options)?;
-    // It is a hash of all the vocabulary, which takes its time.
-    let tokenizer_hash = tokenizer.hash();
+    let tokenizer_json = tokenizer.to_json();
+    let tokenizer_hash = Tokenizer::hash_of_json(&tokenizer_json);
     let mut manifest = empty_manifest(inputs, tokenizer, tokenizer_hash, options)?;
     if let Some(prepared) = find_prepared(out_dir, &manifest.fingerprint) {
         Staging::sweep(out_dir, &options.disk);
@@ -155,7 +158,7 @@ pub fn prepare(
             }
         }
     }
-    staging.commit(&manifest)?;
+    staging.commit(&manifest, &tokenizer_json)?;
     Ok(Prepared { manifest, reused: false, reused_sections })
 }
 
@@ -230,6 +233,7 @@ impl Work<'_> {
             inputs: self.inputs,
             tokenizer: self.tokenizer,
             tokenizer_hash: self.tokenizer_hash,
+            document_start: &self.settings.document_start,
             options: self.options,
             staging: self.staging,
             section,
@@ -326,6 +330,15 @@ fn check(options: &PrepareOptions) -> Result<()> {
     Ok(())
 }
 
+/// What every document begins with: what the makers of the vocabulary put before a text. Nothing where documents end with that
+/// token anyway, so that it stands between them, and where a text has to be closed by another token than documents are.
+fn document_start(tokenizer: &Tokenizer) -> &[u32] {
+    let (before, after) = tokenizer.around();
+    let end = tokenizer.end_of_text();
+    let (end, is_closed) = (end.as_slice(), after.is_empty() || after == end.as_slice());
+    if is_closed && before != end { before } else { &[] }
+}
+
 fn empty_manifest(
     inputs: &Inputs,
     tokenizer: &Tokenizer,
@@ -348,6 +361,7 @@ fn empty_manifest(
             sample: reading.sample,
             seed: reading.seed,
             drop_duplicates: options.drop_duplicates,
+            document_start: document_start(tokenizer).to_vec(),
         },
         inputs: inputs.records(),
         fingerprint: String::new(),

@@ -28,6 +28,7 @@ pub(super) struct Pipeline<'a> {
     pub(super) inputs: &'a Inputs,
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) tokenizer_hash: [u8; 32],
+    pub(super) document_start: &'a [u32],
     pub(super) options: &'a PrepareOptions,
     pub(super) staging: &'a Staging,
     pub(super) section: &'a Section,
@@ -162,14 +163,17 @@ impl Pipeline<'_> {
         tokens.clear();
         for part in parts {
             let before = tokens.len();
+            if part.starts {
+                tokens.extend(self.document_start);
+            }
             let text = &chunk.text()[part.range.clone()];
             tokens.encode(self.tokenizer, text).map_err(|source| Error::Encode {
                 file: self.inputs.names().nth(chunk.file_idx()).unwrap_or_default().into(),
                 position: part.position,
                 source,
             })?;
-            if let Some(id) = self.tokenizer.end_of_text().filter(|_| part.ends) {
-                tokens.push(id);
+            if part.ends {
+                tokens.extend(self.tokenizer.end_of_text().as_slice());
             }
             part.tokens = before..tokens.len();
         }

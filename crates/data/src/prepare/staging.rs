@@ -13,7 +13,7 @@ use ironmill_text::durable::Disk;
 use super::journal::{JOURNAL_NAME, Journal};
 use crate::dataset::Split;
 use crate::error::{Error, Result};
-use crate::manifest::{MANIFEST_NAME, Manifest, ShardRecord, hex};
+use crate::manifest::{MANIFEST_NAME, Manifest, ShardRecord, TOKENIZER_NAME, hex};
 use crate::shard::Shard;
 
 /// A folder inside the output folder. Dropped, it stays if there is something in it to go on from; otherwise it is removed, and the
@@ -124,14 +124,16 @@ impl Staging {
         Ok(Some(taken))
     }
 
-    /// Makes the shards a data set.
-    pub(super) fn commit(self, manifest: &Manifest) -> Result<()> {
+    /// Makes the shards a data set, with the tokenizer that made them beside them.
+    pub(super) fn commit(self, manifest: &Manifest, tokenizer: &str) -> Result<()> {
+        let path = self.path.join(TOKENIZER_NAME);
+        self.disk.write(&path, tokenizer.as_bytes()).map_err(Error::write(&path))?;
         manifest.save_on(&self.disk, &self.path)?;
         self.move_out(manifest)
     }
 
-    /// Moves the shards of a manifest into place, as far as they are not there yet, then the manifest; then removes the shards
-    /// of an older data set.
+    /// Moves the shards of a manifest and their tokenizer into place, as far as they are not there yet, then the manifest; then
+    /// removes the shards of an older data set.
     fn move_out(&self, manifest: &Manifest) -> Result<()> {
         let manifest_path = self.out_dir.join(MANIFEST_NAME);
         ignore_missing(fs::remove_file(&manifest_path)).map_err(Error::write(&manifest_path))?;
@@ -150,6 +152,10 @@ impl Staging {
                 }
                 first[split as usize] += counts[split as usize];
             }
+        }
+        let (tokenizer, to) = (self.path.join(TOKENIZER_NAME), self.out_dir.join(TOKENIZER_NAME));
+        if tokenizer.exists() {
+            self.disk.rename(&tokenizer, &to).map_err(Error::write(&to))?;
         }
         self.disk.sync_dir(&self.out_dir).map_err(Error::write(&self.out_dir))?;
         let staged = self.path.join(MANIFEST_NAME);

@@ -9,7 +9,7 @@ use ironmill_text::durable::{Act, Watch};
 use tempfile::TempDir;
 
 use super::*;
-use crate::testing::{inputs, inputs_with, prepare_quietly, tokenizer};
+use crate::testing::{inputs, inputs_with, prepare_quietly, tokenizer, tokenizer_with};
 use crate::{Class, InputOptions, Split, TokenStream, verify};
 
 /// A JSON lines file of so many documents, which differ in length.
@@ -70,6 +70,41 @@ fn splits_hold_every_document_in_order_with_its_end_of_text() {
     let report = verify(&out, &Silent).unwrap();
     assert_eq!(report.documents, 300);
     assert_eq!(report.shards as usize, manifest.train.shards.len() + manifest.validation.shards.len());
+}
+
+/// The documents of a small text whose vocabulary puts these special tokens around one, the manifest and `<bos>`.
+fn framed(before: &[&str], after: &[&str]) -> (Vec<Vec<u32>>, Manifest, u32) {
+    let folder = TempDir::new().unwrap();
+    let tokenizer = tokenizer_with(&["<|endoftext|>", "<bos>", "<sep>"]).with_around(before, after).unwrap();
+    let path = folder.path().join("a.txt");
+    fs::write(&path, "the cat sat|on the mat|and the dog").unwrap();
+    let separated = InputOptions { document_separator: Some("|".into()), ..InputOptions::default() };
+    let inputs = inputs_with(&[&path], &separated).unwrap();
+    let out = folder.path().join("out");
+    let stop = AtomicBool::new(false);
+    let manifest = prepare(&inputs, &tokenizer, &out, &options(0.0, 10, 1), &Silent, &stop).unwrap().manifest;
+    let dataset = Dataset::open(&out).unwrap();
+    let tokens = all_tokens(dataset.split(Split::Train));
+    let end = tokenizer.end_of_text().unwrap();
+    let documents = tokens.split_inclusive(|&id| id == end).map(<[u32]>::to_vec).collect();
+    (documents, manifest, tokenizer.special_id("<bos>").unwrap())
+}
+
+#[test]
+fn documents_begin_with_what_the_vocabulary_puts_before_a_text() {
+    let (plain, manifest, bos) = framed(&[], &[]);
+    assert_eq!(plain.len(), 3);
+    assert!(manifest.settings.document_start.is_empty());
+    for after in [&[][..], &["<|endoftext|>"]] {
+        let (begun, manifest, _) = framed(&["<bos>"], after);
+        assert_eq!(manifest.settings.document_start, [bos]);
+        let expected: Vec<Vec<u32>> = plain.iter().map(|tokens| [&[bos][..], tokens].concat()).collect();
+        assert_eq!(begun, expected);
+    }
+    // A token that ends documents stands between them already; a text that another one closes is no document of ours.
+    for (before, after) in [(&["<|endoftext|>"][..], &[][..]), (&["<bos>"], &["<sep>"])] {
+        assert_eq!(framed(before, after).0, plain);
+    }
 }
 
 #[test]
@@ -231,7 +266,9 @@ fn a_smaller_rerun_removes_the_old_shards_and_nothing_else() {
     prepare_quietly(&inputs(&[&corpus(&folder, 100)]), &out, &options(0.1, 500, 1)).unwrap();
     assert!(names_in(&out).len() > 5);
     prepare_quietly(&inputs(&[&corpus(&folder, 100)]), &out, &options(0.1, 1 << 20, 1)).unwrap();
-    assert_eq!(names_in(&out), ["manifest.json", "notes.txt", "train-00000.shard", "validation-00000.shard"]);
+    let expected =
+        ["manifest.json", "notes.txt", "tokenizer.json", "train-00000.shard", "validation-00000.shard"];
+    assert_eq!(names_in(&out), expected);
     assert_eq!(fs::read_to_string(out.join("notes.txt")).unwrap(), "mine");
 }
 
@@ -509,7 +546,7 @@ fn leftovers_of_a_killed_run_are_swept_away() {
     fs::write(out.join(".prepare/train-00000.shard"), "half").unwrap();
     let found = inputs(&[&corpus(&folder, 10)]);
     prepare_quietly(&found, &out, &options(0.1, 1_000, 1)).unwrap();
-    let whole = ["manifest.json", "train-00000.shard", "validation-00000.shard"];
+    let whole = ["manifest.json", "tokenizer.json", "train-00000.shard", "validation-00000.shard"];
     assert_eq!(names_in(&out), whole);
     // Killed after the last move, a run leaves its folder beside a complete data set.
     fs::create_dir_all(out.join(".prepare")).unwrap();

@@ -37,11 +37,11 @@ impl Tokens {
         }
     }
 
-    /// Appends a token of the vocabulary.
-    pub(super) fn push(&mut self, id: u32) {
+    /// Appends tokens of the vocabulary.
+    pub(super) fn extend(&mut self, ids: &[u32]) {
         match self {
-            Tokens::Narrow(tokens) => tokens.push(id as u16),
-            Tokens::Wide(tokens) => tokens.push(id),
+            Tokens::Narrow(tokens) => tokens.extend(ids.iter().map(|&id| id as u16)),
+            Tokens::Wide(tokens) => tokens.extend_from_slice(ids),
         }
     }
 
