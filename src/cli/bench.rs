@@ -42,8 +42,8 @@ Examples:
     #[command(after_help = "\
 A model of random weights continues random prompts. A step writes one token of every text: it reads all weights of products
 and all that the caches hold, and its share is of the rate at which the machine reads memory (on a card: copies). Reading
-prompts is a share of the peak of arithmetic. In all is from the requests to the last token. tools/peers_generate.py runs
-llama2.c and PyTorch beside it.
+prompts is measured by requests of one token and is a share of the peak of arithmetic. In all is from the requests to the last
+token. tools/peers_generate.py runs llama2.c and PyTorch beside it.
 
 Examples:
   ironmill bench generate --threads 2

@@ -10,6 +10,8 @@ use crate::{cuda, model};
 
 /// Where the likeliest token's log-probability leads by less than this, two ways to round may choose differently.
 const NEAR_TIE: f32 = 0.1;
+/// The same where prompts are read together with others: halves of these logits are up to 0.25 apart.
+const NEAR_TIE_OF_MANY: f32 = 0.5;
 
 /// Heads of 64 and products deeper than one part, with a vocabulary that divides by nothing.
 fn wide_kinds() -> [ModelConfig; 3] {
@@ -86,28 +88,46 @@ fn one_kernel_for_a_step_gives_the_tokens_of_its_launches() {
             let mut requests = requests(32, 40, 4);
             let flown: Vec<Vec<Vec<Token>>> =
                 [1, 2, 4, 32].map(|rows| run(&mut engine, rows, 0, &requests)).into();
-            // Probabilities are the host's business, so every step of these is run as launches.
-            requests.iter_mut().for_each(|request| request.log_probabilities = Some(2));
-            let launched = run(&mut engine, 4, 1, &requests);
-            let mut compared = 0;
-            for (index, launched) in launched.iter().enumerate() {
-                for (place, token) in launched.iter().enumerate() {
-                    let likeliest = &token.log_probability.as_ref().unwrap().likeliest;
-                    if requests[index].sampling.temperature > 0.0
-                        || likeliest[0].1 - likeliest[1].1 < NEAR_TIE
-                    {
-                        break;
-                    }
-                    for flown in &flown {
-                        assert_eq!(
-                            flown[index][place].id, token.id,
-                            "text {index}, {place}, {of}, {config:?}"
-                        );
-                    }
-                    compared += 1;
-                }
-            }
+            let launched = run_as_launches(&mut engine, &mut requests);
+            let compared = compare(&requests, &launched, &flown, NEAR_TIE);
             assert!(compared >= 32, "{compared} tokens stood out, {of}, {config:?}");
         }
     }
+}
+
+/// More rows than one kernel takes run as launches.
+#[test]
+fn many_rows_give_the_tokens_of_few() {
+    for config in wide_kinds() {
+        let Some(mut engine) = engine(&config, DType::BF16) else { return };
+        let mut requests = requests(40, 40, 4);
+        let flown = run(&mut engine, 48, 0, &requests);
+        let launched = run_as_launches(&mut engine, &mut requests);
+        let compared = compare(&requests, &launched, &[flown], NEAR_TIE_OF_MANY);
+        assert!(compared >= 40, "{compared} tokens stood out, {config:?}");
+    }
+}
+
+/// Probabilities are the host's business, so every step of these is run as the launches of a few rows.
+fn run_as_launches(engine: &mut Engine, requests: &mut [Request]) -> Vec<Vec<Token>> {
+    requests.iter_mut().for_each(|request| request.log_probabilities = Some(2));
+    run(engine, 4, 1, requests)
+}
+
+/// Holds texts against those of the launches as long as likeliest tokens stand out; gives how many tokens did.
+fn compare(requests: &[Request], launched: &[Vec<Token>], flown: &[Vec<Vec<Token>>], near_tie: f32) -> usize {
+    let mut compared = 0;
+    for (index, launched) in launched.iter().enumerate() {
+        for (place, token) in launched.iter().enumerate() {
+            let likeliest = &token.log_probability.as_ref().unwrap().likeliest;
+            if requests[index].sampling.temperature > 0.0 || likeliest[0].1 - likeliest[1].1 < near_tie {
+                break;
+            }
+            for (way, flown) in flown.iter().enumerate() {
+                assert_eq!(flown[index][place].id, token.id, "text {index}, {place}, way {way}");
+            }
+            compared += 1;
+        }
+    }
+    compared
 }
