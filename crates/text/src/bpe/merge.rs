@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// The longest piece, in bytes, whose ranks and positions are kept side by side.
 const MAX_SHORT_BYTES: usize = 16;
 
-/// A rank shares a number with a position below [`MAX_SHORT_BYTES`].
+/// A rank shares a number with a result and a place of a short piece.
 const MAX_MERGES: usize = 1 << 27;
 
 /// The longest piece, in bytes, that is merged by scanning; text rarely has longer ones.
@@ -206,60 +206,61 @@ impl MergeTable {
         }
     }
 
-    /// Symbols stay where their first byte is; a bit says which are left. A pair's rank and place are one number, so that
-    /// the least of the numbers is the pair to merge.
+    /// [`merge_within`](Self::merge_within) the places that there must be.
     #[inline(always)]
     fn merge_short(&self, piece: impl ExactSizeIterator<Item = u32>, out: &mut Vec<u32>) {
-        const NEVER: i32 = i32::MAX;
-        let n_symbols = piece.len();
-        let mut symbols = [0; MAX_SHORT_BYTES];
-        let mut results = [0; MAX_SHORT_BYTES];
-        let mut order = [NEVER; MAX_SHORT_BYTES];
-        for (symbol, id) in symbols.iter_mut().zip(piece) {
+        if piece.len() <= MAX_SHORT_BYTES / 2 {
+            self.merge_within::<{ MAX_SHORT_BYTES / 2 + 2 }>(piece, out);
+        } else {
+            self.merge_within::<{ MAX_SHORT_BYTES + 2 }>(piece, out);
+        }
+    }
+
+    /// Symbols stay where their first byte is, between two places for what joins with nothing; a bit says which are left. A
+    /// pair's rank, result and place are one number, so that the least of the numbers is the merge to do.
+    ///
+    /// Nothing branches here but the end: what comes next cannot be foretold, and a wrong guess costs as much as a look into
+    /// memory. Numbers of 64 bits also keep the compiler from vectors, which would wait for the single places of them that were
+    /// only just written.
+    #[inline(always)]
+    fn merge_within<const N: usize>(&self, piece: impl ExactSizeIterator<Item = u32>, out: &mut Vec<u32>) {
+        const NEVER: u64 = u64::MAX;
+        const PLACE_BITS: u32 = 5;
+        let n_symbols = piece.len().min(N - 2);
+        let mut symbols = [LEFT_OUT; N];
+        let mut order = [NEVER; N];
+        for (symbol, id) in symbols[1..=n_symbols].iter_mut().zip(piece) {
             *symbol = id;
         }
         let priority = |merge: Merge, at: usize| {
-            if merge.rank == NONE.rank { NEVER } else { (merge.rank << 4) as i32 | at as i32 }
+            let known = (u64::from(merge.rank) << 32 | u64::from(merge.result)) << PLACE_BITS | at as u64;
+            if merge.rank == NONE.rank { NEVER } else { known }
         };
         for at in 1..n_symbols {
-            let merge = self.low_pair(symbols[at - 1], symbols[at]);
-            order[at - 1] = priority(merge, at - 1);
-            results[at - 1] = merge.result;
+            order[at] = priority(self.low_pair(symbols[at], symbols[at + 1]), at);
         }
-        let mut left = (1u32 << n_symbols) - 1;
+        let mut left = (4u32 << n_symbols) - 1;
         loop {
             let first = order.iter().fold(NEVER, |least, &other| least.min(other));
             if first == NEVER {
                 break;
             }
-            let at = first as usize % MAX_SHORT_BYTES;
+            let at = (first as usize % (1 << PLACE_BITS)).min(N - 1);
             let behind = left & (u32::MAX << 1 << at);
-            let merged = behind.trailing_zeros() as usize;
+            let merged = (behind.trailing_zeros() as usize).min(N - 1);
             left ^= 1 << merged;
-            order[merged % MAX_SHORT_BYTES] = NEVER;
-            symbols[at] = results[at];
-            let behind = behind & (behind - 1);
-            order[at] = NEVER;
+            let behind = ((behind & (behind - 1)).trailing_zeros() as usize).min(N - 1);
+            let before = ((left & ((1 << at) - 1)).ilog2() as usize).min(N - 1);
+            symbols[at] = (first >> PLACE_BITS) as u32;
+            order[merged] = NEVER;
             // The two questions do not depend on each other, but a wrong guess about the first one delays the second.
-            let before = left & ((1 << at) - 1);
-            if before != 0 {
-                self.pairs.prefetch(symbols[before.ilog2() as usize % MAX_SHORT_BYTES], symbols[at]);
-            }
-            if behind != 0 {
-                let merge =
-                    self.pair(symbols[at], symbols[behind.trailing_zeros() as usize % MAX_SHORT_BYTES]);
-                order[at] = priority(merge, at);
-                results[at] = merge.result;
-            }
-            if before != 0 {
-                let before = before.ilog2() as usize % MAX_SHORT_BYTES;
-                let merge = self.pair(symbols[before], symbols[at]);
-                order[before] = priority(merge, before);
-                results[before] = merge.result;
-            }
+            self.pairs.prefetch(symbols[before], symbols[at]);
+            order[at] = priority(self.pair(symbols[at], symbols[behind]), at);
+            order[before] = priority(self.pair(symbols[before], symbols[at]), before);
         }
+        left &= (1 << n_symbols << 1) - 2;
         while left != 0 {
-            out.push(symbols[left.trailing_zeros() as usize % MAX_SHORT_BYTES]);
+            out.push(symbols[(left.trailing_zeros() as usize).min(N - 1)]);
             left &= left - 1;
         }
     }

@@ -75,6 +75,11 @@ impl Backtracker {
         made.into_iter().map(|(origin, id)| (origin.left, origin.right, id)).collect()
     }
 
+    /// How many tokens there are whose bytes become them.
+    pub(super) fn n_made(&self) -> usize {
+        self.origins.iter().flatten().count()
+    }
+
     /// Whether the bytes of a token become this token.
     pub(super) fn is_made(&self, id: u32) -> bool {
         self.origins.get(id as usize).is_some_and(Option::is_some)

@@ -3,6 +3,7 @@
 
 use super::key::{FREE, Key};
 use crate::count::key::hash;
+use crate::prefetch::prefetch;
 
 /// The most tokens of a remembered short piece: those that fill a cache line.
 const MAX_TOKENS: usize = 11;
@@ -29,6 +30,11 @@ pub(super) struct ShortCache {
 impl ShortCache {
     pub(super) fn new() -> Self {
         Self { sets: vec![[EMPTY; 2]; N_SETS] }
+    }
+
+    /// Starts to bring near what [`get`](Self::get) looks at.
+    pub(super) fn prefetch(&self, key: Key) {
+        prefetch(&self.sets, set_of(key));
     }
 
     #[inline(always)]

@@ -95,11 +95,14 @@ struct Tables {
     pieces: PieceTable,
     /// `None` if the merges are not closed.
     backtracker: Option<Backtracker>,
+    /// Whether merges make every token of its bytes, so that a piece that is a token need not be looked for among them.
+    all_made: bool,
 }
 
 impl Tables {
     fn new(model: &Model, frequent: &[Box<[u8]>]) -> Self {
         let backtracker = Backtracker::new(&model.tokens, &model.merges, &model.table);
+        let all_made = backtracker.as_ref().is_some_and(|tracker| tracker.n_made() == model.n_ordinary);
         let mut pieces = PieceTable::with_room(frequent.len().max(model.tokens.len()));
         let mut tokens = Vec::new();
         let mut insert = |piece: &[u8], id: Option<u32>| {
@@ -107,6 +110,7 @@ impl Tables {
             tokens.clear();
             match id {
                 Some(id) => tokens.push(id),
+                None if all_made => model.table.encode_piece(piece, &mut tokens),
                 None => model.encode_piece(piece, &mut tokens),
             }
             if let Some(answer) = Answer::new(&tokens) {
@@ -120,7 +124,12 @@ impl Tables {
             let is_itself = backtracker.as_ref().is_some_and(|tracker| tracker.is_made(id));
             token.iter().for_each(|bytes| insert(bytes, Some(id).filter(|_| is_itself)));
         }
-        Self { pieces, backtracker }
+        Self { pieces, backtracker, all_made }
+    }
+
+    /// The token that a piece is whatever the merges say.
+    fn whole(&self, model: &Model, piece: &[u8]) -> Option<u32> {
+        if self.all_made { None } else { model.whole_pieces.get(piece).copied() }
     }
 }
 
@@ -236,14 +245,14 @@ impl Encoder {
 
     fn work<'w, I: Id>(&'w mut self, model: &'w Model, out: &'w mut Vec<I>) -> (Work<'w, I>, &'w mut Ends) {
         let Self { tables, ends, batch, memory } = self;
-        (Work { model, backtracker: tables.backtracker.as_ref(), batch, memory, out }, ends)
+        (Work { model, tables, batch, memory, out }, ends)
     }
 }
 
 /// One text in work.
 struct Work<'w, I> {
     model: &'w Model,
-    backtracker: Option<&'w Backtracker>,
+    tables: &'w Tables,
     batch: &'w mut Batch,
     memory: &'w mut Memory,
     out: &'w mut Vec<I>,
@@ -284,16 +293,24 @@ impl<I: Id> Work<'_, I> {
     #[inline(never)]
     fn encode_unanswered(&mut self, piece: &[u8], key: Option<Key>) {
         match key {
-            Some(key) => self.memory.encode_short(self.model, key, piece, self.out),
-            None => write(self.memory.encode_long(self.model, self.backtracker, piece), self.out),
+            Some(key) => self.memory.encode_short(self.model, self.tables, key, piece, self.out),
+            None => write(self.memory.encode_long(self.model, self.tables, piece), self.out),
         }
     }
 }
 
 impl Memory {
     /// Appends the tokens of a piece that has a key.
-    fn encode_short<I: Id>(&mut self, model: &Model, key: Key, piece: &[u8], out: &mut Vec<I>) {
+    fn encode_short<I: Id>(
+        &mut self,
+        model: &Model,
+        tables: &Tables,
+        key: Key,
+        piece: &[u8],
+        out: &mut Vec<I>,
+    ) {
         let Self { pieces, short, scratch, .. } = self;
+        short.prefetch(key);
         if let Some(answer) = pieces.get(key) {
             return out.extend(answer.tokens().map(I::narrowed));
         }
@@ -301,7 +318,10 @@ impl Memory {
             return write(tokens, out);
         }
         scratch.clear();
-        model.encode_piece(piece, scratch);
+        match tables.whole(model, piece) {
+            Some(id) => scratch.push(id),
+            None => model.table.encode_piece(piece, scratch),
+        }
         match Answer::new(scratch) {
             Some(answer) => pieces.push(key, &answer),
             None => short.insert(key, scratch),
@@ -310,7 +330,7 @@ impl Memory {
     }
 
     /// The tokens of a piece without a key.
-    fn encode_long(&mut self, model: &Model, backtracker: Option<&Backtracker>, piece: &[u8]) -> &[u32] {
+    fn encode_long(&mut self, model: &Model, tables: &Tables, piece: &[u8]) -> &[u32] {
         let Self { long, memo, scratch, .. } = self;
         // A piece of megabytes comes once; its room is not kept.
         scratch.clear();
@@ -320,8 +340,8 @@ impl Memory {
             scratch.extend_from_slice(tokens);
             return scratch;
         }
-        match (backtracker, model.whole_pieces.get(piece)) {
-            (_, Some(&id)) => scratch.push(id),
+        match (&tables.backtracker, tables.whole(model, piece)) {
+            (_, Some(id)) => scratch.push(id),
             (Some(backtracker), None) => backtracker.encode(piece, memo, &model.table, scratch),
             (None, None) => model.table.encode_piece(piece, scratch),
         }
