@@ -2,8 +2,9 @@
 
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::counted;
-use ironmill_compute::Cpu;
-use ironmill_compute::cpu::peak::{Effort, Peak};
+use ironmill_compute::cpu::InstructionSet;
+use ironmill_compute::cpu::peak::{Bursts, Effort, Peak};
+use ironmill_compute::{Cpu, DType};
 use serde_json::{Value, json};
 
 /// The measured limits and what they were measured beside.
@@ -25,11 +26,14 @@ impl Limits {
         let load = load();
         match Peak::measure(cpu.instruction_set(), cpu.threads(), effort) {
             Some(peak) => Ok(Limits { peak, cache_bytes, load }),
-            None => {
-                let message = format!("this processor does not have {}", cpu.instruction_set());
-                Err(Failure::new(Code::OurBug, message))
-            }
+            None => Err(missing(cpu.instruction_set())),
         }
+    }
+
+    /// Bursts of arithmetic with the instructions that were measured.
+    pub fn bursts(&self, products: DType) -> Result<Bursts> {
+        let set = self.peak.instruction_set;
+        Bursts::new(set, products).ok_or_else(|| missing(set))
     }
 
     /// One line for people.
@@ -64,6 +68,10 @@ impl Limits {
             "load": self.load,
         })
     }
+}
+
+fn missing(set: InstructionSet) -> Failure {
+    Failure::new(Code::OurBug, format!("this processor does not have {set}"))
 }
 
 /// The size of the last-level cache as the system tells it.

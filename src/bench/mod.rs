@@ -53,6 +53,13 @@ impl Spread {
         let best = seconds.first().copied().unwrap_or(f64::NAN);
         Spread { median: seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN), best }
     }
+
+    /// The median and the greatest of some rates.
+    fn of_rates(mut rates: Vec<f64>) -> Self {
+        rates.sort_by(f64::total_cmp);
+        let best = rates.last().copied().unwrap_or(f64::NAN);
+        Spread { median: rates.get(rates.len() / 2).copied().unwrap_or(f64::NAN), best }
+    }
 }
 
 fn geometric_mean(values: impl Iterator<Item = f64>) -> f64 {
@@ -67,6 +74,7 @@ mod tests {
     #[test]
     fn the_median_is_the_middle_and_the_best_the_least() {
         assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, best: 1.0 });
+        assert_eq!(Spread::of_rates(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, best: 3.0 });
         assert!((geometric_mean([1.0, 4.0].into_iter()) - 2.0).abs() < 1e-12);
     }
 }

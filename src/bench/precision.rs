@@ -56,7 +56,7 @@ impl Precision {
     }
 
     /// The type that factors of products are rounded to.
-    fn products(self) -> DType {
+    pub fn products(self) -> DType {
         match self {
             Precision::Fp32 => DType::F32,
             Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => DType::BF16,

@@ -3,9 +3,11 @@
 use super::case::{Case, Cut, Data, Operand, Work};
 use crate::bench::{Clock, Spread, Time};
 use crate::failure::{Code, Failure, Result};
+use ironmill_compute::cpu::peak::Bursts;
 use ironmill_compute::{
     BufferId, Cpu, DType, Device, HostData, Kernel, Launch, Reference, SequenceId, TensorType, View,
 };
+use std::time::Duration;
 
 /// How long to measure a case.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +21,20 @@ pub struct Budget {
     /// The cache that inputs of what memory limits must not be found in.
     pub cache_bytes: usize,
 }
+
+/// What a case took, and what the machine did in the same seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Seconds of a run.
+    pub time: Spread,
+    /// The operations a second that bursts of nothing but arithmetic did between the runs, for what arithmetic limits.
+    pub pace: Option<Spread>,
+}
+
+/// The shortest and the longest burst: as long as a run, so that interruptions count for both alike.
+const BURST: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
+/// How many times as long as bursts all runs together are.
+const RUNS_TO_BURSTS: f64 = 4.0;
 
 /// The most memory that copies of operands may take together.
 const COPIES_BYTES: usize = 1 << 30;
@@ -38,8 +54,8 @@ impl Case {
         inputs.chain(&self.outputs).map(Operand::bytes).sum()
     }
 
-    /// Checks a part of the result, then gives the times of a run in seconds.
-    pub fn measure(&self, cpu: &mut Cpu, budget: &Budget) -> Result<Spread> {
+    /// Checks a part of the result, then measures runs.
+    pub fn measure(&self, cpu: &mut Cpu, bursts: Bursts, budget: &Budget) -> Result<Measured> {
         let copies = match self.work {
             Work::Flops(_) => 1,
             // What they move is twice the cache, so that what the first copy left there is gone when its turn comes again.
@@ -59,29 +75,12 @@ impl Case {
         }
         let inputs = numbers(&self.inputs, 1);
         self.check(cpu, &bound[0], &inputs, &outputs)?;
-        let times = self.times(cpu, &bound, budget);
+        let bursts = matches!(self.work, Work::Flops(_)).then_some(bursts);
+        let measured = measure_runs(cpu, &bound, bursts, budget);
         for bound in bound {
             bound.free(cpu);
         }
-        times
-    }
-
-    fn times(&self, cpu: &mut Cpu, bound: &[Bound], budget: &Budget) -> Result<Spread> {
-        for bound in bound {
-            cpu.run(bound.sequence)?;
-        }
-        let threads = cpu.threads();
-        let mut seconds = Vec::new();
-        let began = Clock::now();
-        while seconds.len() < budget.least
-            || (seconds.len() < budget.most && began.elapsed().wall < budget.seconds)
-        {
-            let started = Clock::now();
-            cpu.run(bound[seconds.len() % bound.len()].sequence)?;
-            let time: Time = started.elapsed();
-            seconds.push(time.counted(threads));
-        }
-        Ok(Spread::of(seconds))
+        measured
     }
 
     fn check(&self, cpu: &mut Cpu, bound: &Bound, inputs: &[Data], outputs: &[Data]) -> Result<()> {
@@ -181,6 +180,44 @@ impl Case {
         }
         Ok(results)
     }
+}
+
+/// The times of runs, each copy in turn, with bursts between them.
+fn measure_runs(cpu: &mut Cpu, bound: &[Bound], bursts: Option<Bursts>, budget: &Budget) -> Result<Measured> {
+    for bound in bound {
+        cpu.run(bound.sequence)?;
+    }
+    let threads = cpu.threads();
+    let (mut seconds, mut paces) = (Vec::new(), Vec::new());
+    // There is one burst at least.
+    let mut since_burst = RUNS_TO_BURSTS * BURST[1].as_secs_f64();
+    let began = Clock::now();
+    while seconds.len() < budget.least
+        || (seconds.len() < budget.most && began.elapsed().wall < budget.seconds)
+    {
+        let started = Clock::now();
+        cpu.run(bound[seconds.len() % bound.len()].sequence)?;
+        let time: Time = started.elapsed();
+        seconds.push(time.counted(threads));
+        since_burst += time.wall;
+        let Some(bursts) = bursts else { continue };
+        let length = Duration::from_secs_f64(time.wall).clamp(BURST[0], BURST[1]);
+        while since_burst >= RUNS_TO_BURSTS * length.as_secs_f64() {
+            paces.push(pace(bursts, threads, length));
+            since_burst -= RUNS_TO_BURSTS * length.as_secs_f64();
+        }
+    }
+    Ok(Measured { time: Spread::of(seconds), pace: (!paces.is_empty()).then(|| Spread::of_rates(paces)) })
+}
+
+/// The operations a second of one burst, by the clock that runs are measured with.
+fn pace(bursts: Bursts, threads: usize, length: Duration) -> f64 {
+    if threads > 1 {
+        return bursts.together(threads, length);
+    }
+    let started = Clock::now();
+    let operations = bursts.alone(length);
+    operations / started.elapsed().counted(threads)
 }
 
 /// What the factors of a kernel's products are rounded to.

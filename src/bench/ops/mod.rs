@@ -14,7 +14,7 @@ use crate::show::Show;
 use crate::show::numbers::counted;
 use crate::stages::cuda;
 use case::{Case, Group, Work};
-use measure::Budget;
+use measure::{Budget, Measured};
 use serde_json::json;
 
 /// A case and how it did.
@@ -48,10 +48,11 @@ pub fn run(show: &Show, device: &str, only: Option<&str>, settings: Settings) ->
         true => Budget { seconds: 0.0, least: 3, most: 3, cache_bytes: 1 << 16 },
         false => Budget { seconds: 0.4, least: 5, most: 400, cache_bytes: limits.cache_bytes },
     };
+    let bursts = limits.bursts(settings.precision.products())?;
     let mut outcomes = Vec::with_capacity(cases.len());
     for case in cases {
-        let time = case.measure(&mut device, &budget)?;
-        outcomes.push(tell(show, &case, time, &limits, settings)?);
+        let measured = case.measure(&mut device, bursts, &budget)?;
+        outcomes.push(tell(show, &case, measured, &limits)?);
     }
     for group in Group::ALL {
         summary(show, group, &outcomes)?;
@@ -77,7 +78,8 @@ fn header(show: &Show, limits: &Limits, clock: &str, settings: Settings) -> Resu
     object["precision"] = settings.precision.name().into();
     object["clock"] = clock.into();
     let text = format!(
-        "machine         {}\ntimes           {clock}; shares are of {} products or of memory; medians, best behind\n\n\
+        "machine         {}\ntimes           {clock}; medians, best behind; shares are of the median of {} arithmetic in bursts \
+         between the runs,\n                of its best behind, or of memory as above\n\n\
          {:<52} {:>10} {:>10} {:>15} {:>8} {:>8}",
         limits.line(),
         settings.precision.name(),
@@ -91,15 +93,17 @@ fn header(show: &Show, limits: &Limits, clock: &str, settings: Settings) -> Resu
     show.result(&text, &object)
 }
 
-fn tell(show: &Show, case: &Case, time: Spread, limits: &Limits, settings: Settings) -> Result<Outcome> {
+fn tell(show: &Show, case: &Case, measured: Measured, limits: &Limits) -> Result<Outcome> {
+    let Measured { time, pace } = measured;
+    let memory = |limit: f64| Spread { median: limit, best: limit };
     let (work, limit, unit) = match case.work {
-        Work::Flops(flops) => (flops, settings.precision.flops_per_s(limits), "GFLOP"),
-        Work::Bytes { moved, in_place: true } => (moved, limits.peak.update_bytes_per_s, "GB"),
+        Work::Flops(flops) => (flops, pace.unwrap_or(memory(f64::NAN)), "GFLOP"),
+        Work::Bytes { moved, in_place: true } => (moved, memory(limits.peak.update_bytes_per_s), "GB"),
         Work::Bytes { moved, in_place: false } => {
-            (moved, limits.peak.read_bytes_per_s.max(limits.peak.copy_bytes_per_s), "GB")
+            (moved, memory(limits.peak.read_bytes_per_s.max(limits.peak.copy_bytes_per_s)), "GB")
         }
     };
-    let share = Spread { median: work / time.median / limit, best: work / time.best / limit };
+    let share = Spread { median: work / time.median / limit.median, best: work / time.best / limit.best };
     let text = format!(
         "{:<52} {:>10.3} {:>10.3} {:>9.1} {unit:<5} {:>6.1} % {:>6.1} %",
         case.name,
@@ -117,6 +121,8 @@ fn tell(show: &Show, case: &Case, time: Spread, limits: &Limits, settings: Setti
         "median_s": time.median,
         "best_s": time.best,
         "work": work,
+        "limit": limit.median,
+        "best_limit": limit.best,
         "unit": if unit == "GB" { "bytes" } else { "flops" },
         "share": share.median,
         "best_share": share.best,

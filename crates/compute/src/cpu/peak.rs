@@ -13,6 +13,7 @@ use std::{
 };
 
 use super::simd::{InstructionSet, Simd};
+use crate::tensor::DType;
 
 /// What the machine can do at best.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,6 +96,52 @@ impl Peak {
             copy_bytes_per_s: memory(&|threads| Memory::new(threads, effort).copy()),
             update_bytes_per_s: memory(&|threads| Memory::new(threads, effort).update()),
         })
+    }
+}
+
+/// The arithmetic of a peak in bursts that stand between runs of what it is compared with: clocks and neighbours change
+/// within seconds, so a share is of what the same seconds allowed. A burst as long as a run is interrupted as often as one.
+#[derive(Clone, Copy)]
+pub struct Bursts {
+    loops: Loops,
+    turns_per_s: f64,
+}
+
+/// The loop of one type of products.
+#[derive(Clone, Copy)]
+enum Loops {
+    F32(F32),
+    Bf16(Bf16),
+}
+
+impl Bursts {
+    /// With the unit for such products or, where there is none, in f32; nothing when this processor does not have the
+    /// instruction set.
+    pub fn new(set: InstructionSet, products: DType) -> Option<Self> {
+        let simd = Simd::new(set)?;
+        let bf16 = Bf16::of(simd).filter(|_| products == DType::BF16);
+        let loops = bf16.map_or(Loops::F32(F32::of(simd)), Loops::Bf16);
+        Some(Bursts { loops, turns_per_s: turns_per_s(loops) })
+    }
+
+    /// A burst of about this length on the calling thread; gives the operations done.
+    pub fn alone(self, length: Duration) -> f64 {
+        self.loops.turns(turns_of(length, self.turns_per_s)) as f64
+    }
+
+    /// A burst of about this length on so many threads at once; gives the operations a second of them all.
+    pub fn together(self, threads: usize, length: Duration) -> f64 {
+        let turns = turns_of(length, self.turns_per_s);
+        best_of_rounds(threads, 1, || self.loops.bursts(turns))
+    }
+}
+
+impl Arithmetic for Loops {
+    fn turns(self, turns: usize) -> usize {
+        match self {
+            Loops::F32(loops) => loops.turns(turns),
+            Loops::Bf16(loops) => loops.turns(turns),
+        }
     }
 }
 
@@ -241,25 +288,37 @@ fn sum(buffer: &[u64]) -> u64 {
 trait Arithmetic: Copy + Sync {
     /// Does `turns` turns and gives the operations done.
     fn turns(self, turns: usize) -> usize;
+
+    /// A thread's work in rounds of so many turns.
+    fn bursts(self, turns: usize) -> impl FnMut() -> Burst {
+        move || {
+            let started = Instant::now();
+            let operations = self.turns(turns);
+            (operations as f64, started, Instant::now())
+        }
+    }
 }
 
-fn arithmetic(threads: usize, effort: Effort, with: impl Arithmetic) -> f64 {
-    // How many turns make a round, from the quickest of a few tries.
+/// How many turns take so long at this rate.
+fn turns_of(length: Duration, turns_per_s: f64) -> usize {
+    ((turns_per_s * length.as_secs_f64()) as usize).max(1)
+}
+
+/// The rate of the quickest of a few tries.
+fn turns_per_s(with: impl Arithmetic) -> f64 {
     const PROBE: usize = 2000;
     let probe = || {
         let (_, started, ended) = timed(0, || with.turns(PROBE));
         ended - started
     };
     let probe = (0..20).map(|_| probe()).min().unwrap_or_default();
-    let turns = (PROBE as f64 * effort.round.as_secs_f64() / probe.as_secs_f64().max(1e-9)) as usize;
+    PROBE as f64 / probe.as_secs_f64().max(1e-9)
+}
+
+fn arithmetic(threads: usize, effort: Effort, with: impl Arithmetic) -> f64 {
+    let turns = turns_of(effort.round, turns_per_s(with));
     patient(threads, effort, 0.95 * threads as f64, &|threads| {
-        best_of_rounds(threads, effort.rounds, || {
-            move || {
-                let started = Instant::now();
-                let operations = with.turns(turns.max(1));
-                (operations as f64, started, Instant::now())
-            }
-        })
+        best_of_rounds(threads, effort.rounds, || with.bursts(turns))
     })
 }
 
@@ -409,6 +468,19 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bursts_count_what_they_do_on_any_threads() {
+        for products in [DType::F32, DType::BF16] {
+            let bursts = Bursts::new(InstructionSet::Portable, products).unwrap();
+            assert!(bursts.alone(Duration::ZERO) > 0.0);
+            let rate = bursts.together(2, Duration::from_micros(50));
+            assert!(rate.is_finite() && rate > 1e6, "{rate}");
+        }
+        for set in InstructionSet::ALL {
+            assert_eq!(Bursts::new(set, DType::BF16).is_some(), set.is_available());
+        }
+    }
 
     #[test]
     fn every_instruction_set_that_is_there_has_a_peak() {
