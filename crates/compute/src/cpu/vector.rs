@@ -10,10 +10,15 @@
     )
 )]
 
+use std::ops::Range;
+
 use super::simd::{InstructionSet, Simd};
 
 /// Numbers that a sum keeps side by side: two vectors of the widest kind, so that additions need not wait for each other.
 const LANES: usize = 32;
+
+/// Numbers of a vector of the widest kind.
+pub(super) const VECTOR: usize = 16;
 
 /// Declares functions that take a [`Simd`] first and run their body compiled for it.
 macro_rules! vectorised {
@@ -232,6 +237,17 @@ pub(super) struct AdamStep {
     pub second_correction: f32,
     /// Added to the root.
     pub eps: f32,
+}
+
+/// The numbers of a row of scores that its gradient takes.
+#[derive(Clone, Copy)]
+pub(super) struct ScoreRow {
+    /// What scores are multiplied by.
+    pub scale: f32,
+    /// The logarithm of the sum of the row's exponentials.
+    pub statistic: f32,
+    /// Σ d_out·out of the row.
+    pub delta: f32,
 }
 
 /// Which elements of a run to drop.
@@ -461,15 +477,25 @@ vectorised! {
         max + sum_of([x], |[x]| exp::<FMA>(x - max)).ln()
     }
 
-    /// x ← e^(x·scale − max), with max the largest x·scale; gives max and the sum. The scale is positive.
-    fn softmax_numerators(x: &mut [f32], scale: f32) -> (f32, f32) {
-        const WIDTH: usize = 16;
-        let (chunks, rest) = x.as_chunks_mut::<WIDTH>();
-        // Rows are short, so what is left over counts: it is filled up to a vector with numbers that count for nothing.
-        let mut tail = [f32::NEG_INFINITY; WIDTH];
-        tail[..rest.len()].copy_from_slice(rest);
+    /// For what is visible of a row: x ← e^(x·scale − max), with max the largest x·scale; gives max and the sum. The scale is
+    /// positive.
+    fn softmax_numerators(x: &mut [f32], visible: Range<usize>, scale: f32) -> (f32, f32) {
+        let left = visible.len() % VECTOR;
+        let (whole, rest) = x[visible.start..].split_at_mut(visible.len() - left);
+        let (whole, _) = whole.as_chunks_mut::<VECTOR>();
+        // Rows are short, so what is left over counts: it is filled up to a vector with numbers that count for nothing. As
+        // a rule the row goes on behind it, and then it takes no loop.
+        let mut tail = [f32::NEG_INFINITY; VECTOR];
+        match rest.first_chunk::<VECTOR>() {
+            Some(rest) => {
+                for (lane, (tail, x)) in tail.iter_mut().zip(rest).enumerate() {
+                    *tail = if lane < left { *x } else { f32::NEG_INFINITY };
+                }
+            }
+            None => tail[..left].copy_from_slice(&rest[..left]),
+        }
         let mut maxima = tail;
-        for chunk in chunks.iter() {
+        for chunk in &*whole {
             for (max, &x) in maxima.iter_mut().zip(chunk) {
                 *max = if x > *max { x } else { *max };
             }
@@ -478,23 +504,60 @@ vectorised! {
         let maxima: [f32; 8] = std::array::from_fn(|i| larger(maxima[i], maxima[i + 8]));
         let maxima: [f32; 4] = std::array::from_fn(|i| larger(maxima[i], maxima[i + 4]));
         let max = larger(larger(maxima[0], maxima[2]), larger(maxima[1], maxima[3])) * scale;
-        let mut sums = [0.0; WIDTH];
-        for chunk in chunks.iter_mut().chain([&mut tail]) {
-            for (sum, x) in sums.iter_mut().zip(chunk) {
+        let mut sums = [0.0; VECTOR];
+        for chunk in whole {
+            // By value: sums that the compiler cannot tell from the row would live in memory.
+            let mut numerators = *chunk;
+            for (sum, x) in sums.iter_mut().zip(&mut numerators) {
                 *x = exp::<FMA>(multiply_add::<FMA>(*x, scale, -max));
                 *sum += *x;
             }
+            *chunk = numerators;
         }
-        rest.copy_from_slice(&tail[..rest.len()]);
+        // What counts for nothing adds less than any sum has digits for.
+        for (sum, x) in sums.iter_mut().zip(&mut tail) {
+            *x = exp::<FMA>(multiply_add::<FMA>(*x, scale, -max));
+            *sum += *x;
+        }
+        match rest.first_chunk_mut::<VECTOR>() {
+            Some(rest) => {
+                for (lane, (x, tail)) in rest.iter_mut().zip(tail).enumerate() {
+                    *x = if lane < left { tail } else { *x };
+                }
+            }
+            None => rest[..left].copy_from_slice(&tail[..left]),
+        }
         let sums: [f32; 8] = std::array::from_fn(|i| sums[i] + sums[i + 8]);
         let sums: [f32; 4] = std::array::from_fn(|i| sums[i] + sums[i + 4]);
         (max, (sums[0] + sums[2]) + (sums[1] + sums[3]))
     }
 
-    /// x ← e^(x·scale − offset).
-    fn probabilities(x: &mut [f32], scale: f32, offset: f32) {
-        for x in x {
-            *x = exp::<FMA>(multiply_add::<FMA>(*x, scale, -offset));
+    /// For what is visible of a row of scores, and of gradients of probabilities, p ← e^(p·scale − statistic) and
+    /// d ← p·(d − delta)·scale: probabilities, and gradients of scores before scaling. The rest of both becomes zeros. Rows
+    /// are whole vectors.
+    fn score_grad(row: ScoreRow, visible: Range<usize>, p: &mut [f32], d: &mut [f32]) {
+        let ScoreRow { scale, statistic, delta } = row;
+        let ((p, p_rest), (d, d_rest)) = (p.as_chunks_mut::<VECTOR>(), d.as_chunks_mut::<VECTOR>());
+        assert!(p_rest.is_empty() && d_rest.is_empty() && p.len() == d.len(), "rows are whole vectors");
+        for (index, (p, d)) in p.iter_mut().zip(d).enumerate() {
+            let first = index * VECTOR;
+            if first >= visible.end || first + VECTOR <= visible.start {
+                (*p, *d) = ([0.0; VECTOR], [0.0; VECTOR]);
+                continue;
+            }
+            let (mut new_p, mut new_d) = (*p, *d);
+            for (p, d) in new_p.iter_mut().zip(&mut new_d) {
+                *p = exp::<FMA>(multiply_add::<FMA>(*p, scale, -statistic));
+                *d = *p * (*d - delta) * scale;
+            }
+            if first < visible.start || first + VECTOR > visible.end {
+                for (lane, (p, d)) in new_p.iter_mut().zip(&mut new_d).enumerate() {
+                    let is_seen = visible.start <= first + lane && first + lane < visible.end;
+                    *p = if is_seen { *p } else { 0.0 };
+                    *d = if is_seen { *d } else { 0.0 };
+                }
+            }
+            (*p, *d) = (new_p, new_d);
         }
     }
 
@@ -502,13 +565,6 @@ vectorised! {
     fn scaled_probabilities(x: &mut [f32], offset: f32, a: f32) {
         for x in x {
             *x = a * exp::<FMA>(*x - offset);
-        }
-    }
-
-    /// d_p ← p·(d_p − delta)·scale: the gradient of scores before scaling.
-    fn score_grad(p: &[f32], delta: f32, scale: f32, d_p: &mut [f32]) {
-        for (d_p, p) in d_p.iter_mut().zip(p) {
-            *d_p = p * (*d_p - delta) * scale;
         }
     }
 
@@ -592,6 +648,46 @@ mod tests {
         assert!(exp::<false>(f32::NAN).is_nan());
         assert!(exp::<false>(f32::NEG_INFINITY) < 1e-37);
         assert_eq!(exp::<false>(0.0), 1.0);
+    }
+
+    #[test]
+    fn numerators_and_score_gradients_are_those_of_the_visible_part() {
+        let simd = Simd::widest();
+        for (length, visible) in
+            [(48usize, 0..48), (48, 0..33), (48, 3..40), (48, 19..20), (48, 32..48), (21, 0..21)]
+        {
+            let scores: Vec<f32> = (0..length).map(|i| (i as f32 * 0.7).sin() * 5.0).collect();
+            let mut x = scores.clone();
+            // What is hidden may be anything.
+            let hidden = |i: usize| !visible.contains(&i);
+            x.iter_mut().enumerate().filter(|(i, _)| hidden(*i)).for_each(|(_, x)| *x = f32::NAN);
+            let mut p = x.clone();
+            let (max, sum) = softmax_numerators(simd, &mut x, visible.clone(), 0.5);
+            let exact: Vec<f64> = scores[visible.clone()].iter().map(|&x| f64::from(x) * 0.5).collect();
+            let exact_max = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let exact_sum: f64 = exact.iter().map(|x| (x - exact_max).exp()).sum();
+            assert!((f64::from(max) - exact_max).abs() < 1e-6 && (f64::from(sum) - exact_sum).abs() < 1e-5);
+            for (x, exact) in x[visible.clone()].iter().zip(&exact) {
+                assert!((f64::from(*x) - (exact - exact_max).exp()).abs() < 1e-6);
+            }
+            if !length.is_multiple_of(VECTOR) {
+                continue;
+            }
+            let mut d = p.clone();
+            d.iter_mut().zip(0..).filter(|(_, i)| !hidden(*i)).for_each(|(d, i)| *d = i as f32 * 0.1);
+            let row = ScoreRow { scale: 0.5, statistic: 2.0, delta: 0.25 };
+            score_grad(simd, row, visible.clone(), &mut p, &mut d);
+            for i in 0..length {
+                let (exact_p, exact_d) = if hidden(i) {
+                    (0.0, 0.0)
+                } else {
+                    let p = (f64::from(scores[i]) * 0.5 - 2.0).exp();
+                    (p, p * (f64::from(i as f32 * 0.1) - 0.25) * 0.5)
+                };
+                let error = (f64::from(p[i]) - exact_p).abs().max((f64::from(d[i]) - exact_d).abs());
+                assert!(error < 1e-5, "{visible:?}, {i}: {} and {}", p[i], d[i]);
+            }
+        }
     }
 
     #[test]

@@ -10,31 +10,44 @@ use std::ops::Range;
 use super::{
     super::{
         Context, Needs,
-        gemm::{Matrix, Packed},
+        gemm::{Matrix, Packed, Place, Requests},
         memory::Operands,
+        pool,
         shared::{Grid, Tile, for_tiles},
         simd::Simd,
-        vector,
+        vector::{self, ScoreRow, VECTOR},
     },
     Part, Sizes,
 };
 
 /// Queries of a block: the length of the sums that one visit of d_k and d_v adds.
 const BLOCK: usize = 64;
+/// Queries after which sums for d_k and d_v may begin: a multiple of every family's lanes.
+const RUN: usize = VECTOR;
+/// Keys of the next head that are asked for ahead; more would push out of the second cache what this one works on.
+const MOST_REQUESTED: usize = 256;
 /// Queries or keys of a small task, a multiple of [`BLOCK`].
 const CHUNK: usize = 128;
 
 /// The scratch of a task: keys packed both ways and values, a block's probabilities and gradients of scores, its queries
-/// and gradients of outputs, and packed rows of any product.
+/// or gradients of outputs, and packed rows of any product.
 pub(in super::super) fn needs(simd: Simd, sizes: Sizes) -> Needs {
     let Sizes { keys, head_dim, .. } = sizes;
     let products = sizes.attention.products;
     let packed = |n, k| Packed::elements(simd, products, [n, k]);
     let block = BLOCK.min(sizes.queries);
     let rows = Packed::row_elements(simd, products, keys.max(head_dim).max(block));
-    let packed = 2 * packed(keys, head_dim) + packed(head_dim, keys) + 2 * packed(head_dim, block) + rows;
-    // The first key of a block is aligned, which can add a few.
-    Needs { scratch: packed + 2 * block * keys, ..Needs::default() }
+    let packed = 2 * packed(keys, head_dim) + packed(head_dim, keys) + packed(head_dim, block) + rows;
+    Needs { scratch: packed + 2 * block * keys.next_multiple_of(VECTOR), ..Needs::default() }
+}
+
+/// The gradients that are asked for: of queries, keys and values.
+struct Gradients<'a> {
+    q: Option<Tile<'a>>,
+    k: Option<Tile<'a>>,
+    v: Option<Tile<'a>>,
+    /// Keys whose gradients are written, from the first on.
+    written: usize,
 }
 
 /// What the tasks read.
@@ -84,17 +97,21 @@ pub(in super::super) fn attention_grad<const N: usize>(
     } else {
         [grid(queries, widths[0]), grid(keys, widths[1]), grid(keys, widths[2])]
     };
-    let is_split = batch * attention.kv_heads < context.pool.threads() && queries.max(keys) > CHUNK;
+    let threads = context.pool.threads();
+    let is_split = batch * attention.kv_heads < threads && queries.max(keys) > CHUNK;
     if !is_split {
         let grids = [
             d_q.in_tiles([queries, sizes.group() * head_dim]),
             d_k.in_tiles([keys, head_dim]),
             d_v.in_tiles([keys, head_dim]),
         ];
-        for_tiles(context.pool, grids, |[mut d_q, mut d_k, mut d_v], scratch| {
+        for_tiles(context.pool, grids, |[d_q, d_k, d_v], scratch| {
             let (b, kv_head) = (d_k.matrix, d_k.column / head_dim);
             let (packed, scratch) = task.pack((b, kv_head), 0..keys, scratch);
-            task.keys((b, kv_head), &packed, Some(&mut d_q), Some((&mut d_k, &mut d_v)), scratch);
+            let next = pool::following(threads, batch * attention.kv_heads, b * attention.kv_heads + kv_head);
+            let next = next.map(|next| (next / attention.kv_heads, next % attention.kv_heads));
+            let gradients = Gradients { q: Some(d_q), k: Some(d_k), v: Some(d_v), written: 0 };
+            task.keys((b, kv_head), next, &packed, gradients, scratch);
         });
         return;
     }
@@ -103,16 +120,27 @@ pub(in super::super) fn attention_grad<const N: usize>(
         let (packed, scratch) = task.pack((b, h / sizes.group()), 0..keys, scratch);
         for rows in blocks(d_q.row_range()) {
             let part = rows.start - d_q.row..rows.end - d_q.row;
-            let d_q = &mut d_q.part(part, 0..head_dim);
-            task.block((b, h), rows, &packed, Some(d_q), None, scratch);
+            let gradients = Gradients { q: Some(d_q.part(part, 0..head_dim)), k: None, v: None, written: 0 };
+            task.block((b, h), rows, &packed, gradients, &mut Requests::of(&[]), scratch);
         }
     });
     let grids = [d_k.in_tiles([CHUNK, head_dim]), d_v.in_tiles([CHUNK, head_dim])];
-    for_tiles(context.pool, grids, |[mut d_k, mut d_v], scratch| {
+    for_tiles(context.pool, grids, |[d_k, d_v], scratch| {
         let (b, kv_head) = (d_k.matrix, d_k.column / head_dim);
         let (packed, scratch) = task.pack((b, kv_head), d_k.row_range(), scratch);
-        task.keys((b, kv_head), &packed, None, Some((&mut d_k, &mut d_v)), scratch);
+        task.keys(
+            (b, kv_head),
+            None,
+            &packed,
+            Gradients { q: None, k: Some(d_k), v: Some(d_v), written: 0 },
+            scratch,
+        );
     });
+}
+
+/// Makes rows zeros.
+fn zero(tile: &mut Tile<'_>, rows: Range<usize>) {
+    rows.for_each(|row| tile.row_mut(row).fill(0.0));
 }
 
 /// Queries in blocks.
@@ -156,54 +184,91 @@ impl Task<'_> {
         (PackedHead { range, keys_across, values_across, key_rows }, scratch)
     }
 
-    /// What all queries contribute to d_k and d_v of some keys, and d_q of them all when these are all keys.
+    /// What all queries contribute to d_k and d_v of some keys, and d_q of them all when these are all keys. The thread is
+    /// likely to go on with the head `next`.
     fn keys(
         &self,
         (b, kv_head): (usize, usize),
+        next: Option<(usize, usize)>,
         packed: &PackedHead<'_>,
-        mut d_q: Option<&mut Tile<'_>>,
-        mut d_kv: Option<(&mut Tile<'_>, &mut Tile<'_>)>,
+        mut gradients: Gradients<'_>,
         scratch: &mut [f32],
     ) {
         let Sizes { queries, head_dim, .. } = self.sizes;
-        if let Some((d_k, d_v)) = &mut d_kv {
-            for row in 0..d_k.rows() {
-                d_k.row_mut(row).fill(0.0);
-                d_v.row_mut(row).fill(0.0);
+        let group = self.sizes.group();
+        for member in 0..group {
+            let h = kv_head * group + member;
+            for rows in blocks(0..queries) {
+                let following = rows.end..(rows.end + BLOCK).min(queries);
+                let mut requests = if !following.is_empty() {
+                    Requests::of(&self.queries((b, h), following))
+                } else if member + 1 < group {
+                    Requests::of(&self.queries((b, h + 1), 0..BLOCK.min(queries)))
+                } else {
+                    next.map_or(Requests::of(&[]), |next| self.requests_of_head(next))
+                };
+                let columns = member * head_dim..(member + 1) * head_dim;
+                let parts = Gradients {
+                    q: gradients.q.as_mut().map(|d_q| d_q.part(rows.clone(), columns)),
+                    k: gradients.k.as_mut().map(|d_k| d_k.part(0..d_k.rows(), 0..head_dim)),
+                    v: gradients.v.as_mut().map(|d_v| d_v.part(0..d_v.rows(), 0..head_dim)),
+                    written: gradients.written,
+                };
+                gradients.written = self.block((b, h), rows, packed, parts, &mut requests, scratch);
             }
         }
-        for member in 0..self.sizes.group() {
-            let h = kv_head * self.sizes.group() + member;
-            for rows in blocks(0..queries) {
-                let columns = member * head_dim..(member + 1) * head_dim;
-                let mut d_q = d_q.as_mut().map(|d_q| d_q.part(rows.clone(), columns));
-                let d_kv = d_kv.as_mut().map(|(d_k, d_v)| (&mut **d_k, &mut **d_v));
-                self.block((b, h), rows, packed, d_q.as_mut(), d_kv, scratch);
-            }
+        for mut gradient in [gradients.k, gradients.v].into_iter().flatten() {
+            zero(&mut gradient, gradients.written..packed.range.len());
         }
     }
 
-    /// Computes d_q of a block of queries and adds what they contribute to d_k and d_v, where asked to.
+    /// What a block of queries reads.
+    fn queries(&self, head: (usize, usize), rows: Range<usize>) -> [Matrix<'_>; 3] {
+        let sizes = self.sizes;
+        [
+            sizes.head(self.q, Part::Queries, head, rows.clone()),
+            sizes.out_head(self.d_out, head, rows.clone()),
+            sizes.out_head(self.out, head, rows),
+        ]
+    }
+
+    /// What a key head begins with.
+    fn requests_of_head(&self, (b, kv_head): (usize, usize)) -> Requests {
+        let sizes = self.sizes;
+        let keys = 0..sizes.keys.min(MOST_REQUESTED);
+        let [q, d_out, out] = self.queries((b, kv_head * sizes.group()), 0..BLOCK.min(sizes.queries));
+        Requests::of(&[
+            sizes.head(self.k, Part::Keys, (b, kv_head), keys.clone()),
+            sizes.head(self.v, Part::Values, (b, kv_head), keys),
+            q,
+            d_out,
+            out,
+        ])
+    }
+
+    /// Computes d_q of a block of queries and adds what they contribute to d_k and d_v, where asked to. Gives the keys whose
+    /// gradients are written now.
     fn block(
         &self,
         (b, h): (usize, usize),
         rows: Range<usize>,
         packed: &PackedHead<'_>,
-        mut d_q: Option<&mut Tile<'_>>,
-        d_kv: Option<(&mut Tile<'_>, &mut Tile<'_>)>,
+        Gradients { q: mut d_q, k: d_k, v: d_v, written }: Gradients<'_>,
+        requests: &mut Requests,
         scratch: &mut [f32],
-    ) {
+    ) -> usize {
         let Task { simd, sizes, .. } = *self;
         let (products, head_dim) = (sizes.attention.products, sizes.head_dim);
         let borders = sizes.borders_of(self.borders, b);
         let range = packed.part(sizes.visible_to(0, rows.clone(), borders));
         if range.is_empty() {
-            return;
+            return written;
         }
-        let (count, seen) = (rows.len(), range.len());
-        let (p, scratch) = scratch.split_at_mut(count * seen);
-        let (d_s, scratch) = scratch.split_at_mut(count * seen);
+        let (count, stride) = (rows.len(), range.len().next_multiple_of(VECTOR));
+        let (p, scratch) = scratch.split_at_mut(count * stride);
+        let (d_s, scratch) = scratch.split_at_mut(count * stride);
 
+        let seen_keys = packed.range.start + range.start..packed.range.start + range.end;
         let panel = Packed::rows(simd, products);
         for first in (0..count).step_by(panel) {
             let panel = first..(first + panel).min(count);
@@ -213,36 +278,68 @@ impl Task<'_> {
             if !keys.is_empty() {
                 let q = sizes.head(self.q, Part::Queries, (b, h), queries.clone());
                 let d_out = sizes.out_head(self.d_out, (b, h), queries.clone());
-                let mut p_tile = Tile::new(p, count, seen);
+                let place = Place { first: 0, columns: keys.clone() };
+                let mut p_tile = Tile::new(p, count, stride);
                 let to = &mut p_tile.part(panel.clone(), columns.clone());
-                packed.keys_across.multiply(q, 0, keys.clone(), to, false, scratch);
-                let mut d_s_tile = Tile::new(d_s, count, seen);
+                packed.keys_across.multiply(q, place.clone(), to, false, requests, scratch);
+                let mut d_s_tile = Tile::new(d_s, count, stride);
                 let to = &mut d_s_tile.part(panel.clone(), columns.clone());
-                packed.values_across.multiply(d_out, 0, keys.clone(), to, false, scratch);
+                packed.values_across.multiply(d_out, place, to, false, requests, scratch);
             }
-            let seen_keys = packed.range.start + range.start..packed.range.start + range.end;
             for row in panel.clone() {
-                let place = row * seen..(row + 1) * seen;
+                let place = row * stride..(row + 1) * stride;
                 let (p, d_s) = (&mut p[place.clone()], &mut d_s[place]);
                 self.row((b, h), rows.start + row, seen_keys.clone(), p, d_s);
             }
             if let Some(d_q) = &mut d_q {
-                let d_s = &d_s[panel.start * seen + columns.start..];
-                let d_s = Matrix::strided(d_s, panel.len(), columns.len(), seen);
+                let d_s = &d_s[panel.start * stride + columns.start..];
+                let d_s = Matrix::strided(d_s, panel.len(), columns.len(), stride);
+                let place = Place { first: keys.start, columns: 0..head_dim };
                 let to = &mut d_q.part(panel, 0..head_dim);
-                packed.key_rows.multiply(d_s, keys.start, 0..head_dim, to, false, scratch);
+                packed.key_rows.multiply(d_s, place, to, false, requests, scratch);
             }
         }
 
-        let Some((d_k, d_v)) = d_kv else { return };
-        let (p, d_s) = (Matrix::new(p, count, seen), Matrix::new(d_s, count, seen));
+        let q = sizes.head(self.q, Part::Queries, (b, h), rows.clone());
         let d_out = sizes.out_head(self.d_out, (b, h), rows.clone());
-        let (d_out, scratch) = Packed::new(simd, products, d_out, scratch);
-        let to = &mut d_v.part(range.clone(), 0..head_dim);
-        d_out.multiply(p.transposed(), 0, 0..head_dim, to, true, scratch);
-        let q = sizes.head(self.q, Part::Queries, (b, h), rows);
-        let (q, scratch) = Packed::new(simd, products, q, scratch);
-        q.multiply(d_s.transposed(), 0, 0..head_dim, &mut d_k.part(range, 0..head_dim), true, scratch);
+        let runs = self.runs(b, rows, seen_keys.clone());
+        for (gradient, weights, of) in [(d_v, p, d_out), (d_k, d_s, q)] {
+            let Some(mut gradient) = gradient else { continue };
+            let (of, scratch) = Packed::new(simd, products, of, scratch);
+            if range.start > written {
+                zero(&mut gradient, written..range.start);
+            }
+            for (index, keys) in runs.iter().enumerate() {
+                let first = index * RUN;
+                // What is there is added to, what is not yet is begun.
+                let fresh = (packed.range.start + written).clamp(keys.start, keys.end);
+                for (keys, add) in [(keys.start..fresh, true), (fresh..keys.end, false)] {
+                    if keys.is_empty() {
+                        continue;
+                    }
+                    let from = first * stride + keys.start - seen_keys.start;
+                    let weights = Matrix::strided(&weights[from..], count - first, keys.len(), stride);
+                    let to = keys.start - packed.range.start..keys.end - packed.range.start;
+                    let to = &mut gradient.part(to, 0..head_dim);
+                    let place = Place { first, columns: 0..head_dim };
+                    of.multiply(weights.transposed(), place, to, add, requests, scratch);
+                }
+            }
+        }
+        written.max(range.end)
+    }
+
+    /// Keys in runs: those of the run `i` are seen by no query of a block before the one at `i` times [`RUN`], so that sums over
+    /// queries begin there.
+    fn runs(&self, b: usize, rows: Range<usize>, keys: Range<usize>) -> [Range<usize>; BLOCK / RUN] {
+        let borders = self.sizes.borders_of(self.borders, b);
+        let mut start = keys.start;
+        std::array::from_fn(|run| {
+            let (queries, next) = (rows.start + run * RUN..rows.end, rows.start + (run + 1) * RUN);
+            let seen = queries.take(RUN).map(|query| self.sizes.visible(0, query, borders).end).max();
+            let end = if next < rows.end { seen.unwrap_or(start).clamp(start, keys.end) } else { keys.end };
+            std::mem::replace(&mut start, end)..end
+        })
     }
 
     /// Turns a row of scores into probabilities, and gradients of probabilities into gradients of scores.
@@ -257,12 +354,7 @@ impl Task<'_> {
         let inside = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
         let visible = inside(visible.start)..inside(visible.end);
         let statistic = self.log_sum_exp[(b * heads + h) * queries + t];
-        let (seen_p, seen_d_s) = (&mut p[visible.clone()], &mut d_s[visible.clone()]);
-        vector::probabilities(simd, seen_p, sizes.scale(), statistic);
-        vector::score_grad(simd, seen_p, delta, sizes.scale(), seen_d_s);
-        for hidden in [0..visible.start, visible.end..p.len()] {
-            p[hidden.clone()].fill(0.0);
-            d_s[hidden].fill(0.0);
-        }
+        let row = ScoreRow { scale: sizes.scale(), statistic, delta };
+        vector::score_grad(simd, row, visible, p, d_s);
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn attention(
             // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
             let mut sums = [0.0; FewRows::MOST];
             for (head, scores) in scores.chunks_exact_mut(seen.len()).enumerate() {
-                let (max, sum) = vector::softmax_numerators(simd, scores, sizes.scale());
+                let (max, sum) = vector::softmax_numerators(simd, scores, 0..seen.len(), sizes.scale());
                 sums[head] = sum;
                 log_sum_exp.row_mut(first + head)[0] = max + sum.ln();
             }

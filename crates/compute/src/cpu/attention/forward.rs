@@ -3,11 +3,12 @@
 use super::{
     super::{
         Context, Needs,
-        gemm::{FewRows, Matrix, Packed},
+        gemm::{FewRows, Matrix, Packed, Place, Requests},
         memory::Operands,
+        pool,
         shared::{Grid, Tile, for_tiles},
         simd::Simd,
-        vector,
+        vector::{self, VECTOR},
     },
     Part, Sizes, decode,
 };
@@ -24,7 +25,8 @@ pub(in super::super) fn needs(simd: Simd, sizes: Sizes) -> Needs {
         + Packed::row_elements(simd, products, keys.max(head_dim));
     // One query over a cache packs that and its scores, and no keys and values.
     let few = 2 * FewRows::MOST * keys.max(head_dim);
-    Needs { scratch: (packed + Packed::rows(simd, products) * keys).max(few), ..Needs::default() }
+    let scores = Packed::rows(simd, products) * keys.next_multiple_of(VECTOR);
+    Needs { scratch: (packed + scores).max(few), ..Needs::default() }
 }
 
 /// The operands are (q, k, v) or all three in one, then places and borders where there are any.
@@ -80,8 +82,23 @@ fn attend(
     let size = [batch, queries, attention.heads * head_dim];
     let out = Grid::new(out, size, [CHUNK, head_dim]).by_columns();
     let statistics = Grid::new(log_sum_exp, [batch, attention.heads, queries], [1, CHUNK]);
+    let (threads, tiles) = (context.pool.threads(), out.count());
     for_tiles(context.pool, [out, statistics], |[mut out, mut log_sum_exp], scratch| {
         let (b, h) = (out.matrix, out.column / head_dim);
+        let chunks = queries.div_ceil(CHUNK);
+        let index = (b * attention.heads + h) * chunks + out.row / CHUNK;
+        let next_head = pool::following(threads, tiles, index).filter(|next| next.is_multiple_of(chunks));
+        // A cache is read by one query or by few, which pack little.
+        let next_head = next_head.filter(|_| places.is_none());
+        let mut requests = next_head.map_or(Requests::of(&[]), |next| {
+            let (b, h) = (next / chunks / attention.heads, next / chunks % attention.heads);
+            let (keys, kv_head) = (0..sizes.keys.min(CHUNK), h / sizes.group());
+            Requests::of(&[
+                sizes.head(k, Part::Keys, (b, kv_head), keys.clone()),
+                sizes.head(v, Part::Values, (b, kv_head), keys),
+                sizes.head(q, Part::Queries, (b, h), 0..sizes.queries.min(CHUNK)),
+            ])
+        });
         let kv_head = h / sizes.group();
         let (row, start) = sizes.place_of(places, b);
         let borders = sizes.borders_of(borders, b);
@@ -97,18 +114,20 @@ fn attend(
             let queries = out.row + first..out.row + first + count;
             let seen = sizes.visible_to(start, queries.clone(), borders);
             let seen = packed_keys.aligned(seen.start - keys.start)..seen.end - keys.start;
-            let (scores, scratch) = scratch.split_at_mut(count * seen.len());
+            let stride = seen.len().next_multiple_of(VECTOR);
+            let (scores, scratch) = scratch.split_at_mut(count * stride);
             let q = sizes.head(q, Part::Queries, (b, h), queries.clone());
-            let to = &mut Tile::new(scores, count, seen.len());
-            packed_keys.multiply(q, 0, seen.clone(), to, false, scratch);
+            let to = &mut Tile::new(scores, count, stride);
+            let to = &mut to.part(0..count, 0..seen.len());
+            let place = Place { first: 0, columns: seen.clone() };
+            packed_keys.multiply(q, place, to, false, &mut requests, scratch);
 
             // Numerators first: dividing D numbers of the output is less work than dividing all probabilities.
             let mut sums = [0.0; 8];
-            for (query, scores) in scores.chunks_exact_mut(seen.len()).enumerate() {
+            for (query, scores) in scores.chunks_exact_mut(stride).enumerate() {
                 let visible = sizes.visible(start, queries.start + query, borders);
                 let visible = visible.start - keys.start - seen.start..visible.end - keys.start - seen.start;
-                let (max, sum) =
-                    vector::softmax_numerators(simd, &mut scores[visible.clone()], sizes.scale());
+                let (max, sum) = vector::softmax_numerators(simd, scores, visible.clone(), sizes.scale());
                 scores[..visible.start].fill(0.0);
                 scores[visible.end..].fill(0.0);
                 sums[query] = sum;
@@ -116,12 +135,13 @@ fn attend(
             }
 
             let to = &mut out.part(first..first + count, 0..head_dim);
-            let numerators = Matrix::new(scores, count, seen.len());
-            packed_values.multiply(numerators, seen.start, 0..head_dim, to, false, scratch);
+            let numerators = Matrix::strided(scores, count, seen.len(), stride);
+            let place = Place { first: seen.start, columns: 0..head_dim };
+            packed_values.multiply(numerators, place, to, false, &mut requests, scratch);
             // What a query does not see counts 0 times, and 0 times what is not finite is no number. The same values were summed
             // for all queries of the panel, so the first tells; then each is summed over what it sees alone.
             if count > 1 && !is_finite(to.row_mut(0)) {
-                for (query, scores) in scores.chunks_exact(seen.len()).enumerate() {
+                for (query, scores) in scores.chunks_exact(stride).enumerate() {
                     let to = to.row_mut(query);
                     to.fill(0.0);
                     for key in sizes.visible(start, queries.start + query, borders) {

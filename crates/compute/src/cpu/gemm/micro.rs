@@ -68,6 +68,11 @@ impl Upcoming {
         Upcoming { next: from, lines, lines_left: lines, runs_left: runs, stride: stride.wrapping_sub(back) }
     }
 
+    /// Whether all of it has been asked for.
+    pub fn is_over(&self) -> bool {
+        self.runs_left == 0
+    }
+
     /// Lines in all.
     pub fn lines(&self) -> usize {
         self.runs_left * self.lines

@@ -22,7 +22,7 @@ mod pack;
 mod packed;
 mod stream;
 
-pub(super) use packed::Packed;
+pub(super) use packed::{Packed, Place, Requests};
 pub(super) use stream::FewRows;
 
 use std::ops::Range;
@@ -528,14 +528,17 @@ fn multiply_panels(
     let n = n - usize::from(has_extra);
     let bias = start.bias.filter(|_| start.is_first);
     let a_stride = family.panel_units(family.rows, steps);
-    let row_panels = m.div_ceil(family.rows);
+    let row_panel_count = m.div_ceil(family.rows);
     assert!(first.is_multiple_of(panel) && first + n <= count, "the tile's columns are packed");
-    assert!(a.len() >= (row_panels - 1) * a_stride + steps * family.rows.min(m), "the panels cover the rows");
+    assert!(
+        a.len() >= (row_panel_count - 1) * a_stride + steps * family.rows.min(m),
+        "the panels cover the rows"
+    );
     assert!(b.len() >= packed.units(), "the panels cover the columns");
     assert!(bias.is_none_or(|bias| bias.len() >= n + usize::from(has_extra)), "the bias covers the tile");
     let base = c.as_mut_ptr();
     let mut upcoming = ahead.early;
-    let late_panels = ahead.late.lines().div_ceil(row_panels * Upcoming::lines_of_call(steps).max(1));
+    let late_panels = ahead.late.lines().div_ceil(row_panel_count * Upcoming::lines_of_call(steps).max(1));
     let late_from = n.div_ceil(panel).saturating_sub(late_panels) * panel;
     for columns in cut(0..n, panel) {
         let is_last = columns.end == n;
@@ -546,7 +549,7 @@ fn multiply_panels(
         let b_panel = &b[panel_idx * packed.stride..];
         // The next panel of B, or the first one for the tile that follows.
         let next = &b[if is_last { first / panel } else { panel_idx + 1 } * packed.stride..];
-        for (row_panel, rows) in cut(0..m, family.rows).enumerate() {
+        for (row_panel, rows) in row_panels(family, m).enumerate() {
             let has_extra = has_extra && is_last;
             let micro = family.micro(rows.len(), columns.len(), has_extra);
             // SAFETY: `micro` belongs to an instruction set that a `Simd` proves. The assertions keep the panels of these
@@ -576,7 +579,7 @@ fn multiply_panels(
     }
 }
 
-/// Packs rows of A as consecutive panels, the last one as wide as its rows.
+/// Packs rows of A as consecutive panels, each as wide as its rows.
 fn pack_rows(
     simd: Simd,
     family: Family,
@@ -587,12 +590,24 @@ fn pack_rows(
 ) {
     let steps = family.units(block.len());
     let stride = family.panel_units(family.rows, steps);
-    let done = pack_adjacent_rows(simd, family, a.row_lines(rows.clone(), block.clone()), stride, out);
-    let left = rows.start + done..rows.end;
-    for (panel, out) in cut(left, family.rows).zip(out[done / family.rows * stride..].chunks_mut(stride)) {
-        let lines = a.row_lines(panel.clone(), block.clone());
+    let m = rows.len();
+    let whole = row_panels(family, m).take_while(|panel| panel.len() == family.rows).count();
+    let adjacent = a.row_lines(rows.start..rows.start + whole * family.rows, block.clone());
+    let done = pack_adjacent_rows(simd, family, adjacent, stride, out) / family.rows;
+    for (panel, out) in row_panels(family, m).zip(out.chunks_mut(stride)).skip(done) {
+        let lines = a.row_lines(rows.start + panel.start..rows.start + panel.end, block.clone());
         pack(simd, family, lines, panel.len(), &mut out[..steps * panel.len()]);
     }
+}
+
+/// Rows in panels. If one or two would be left, they share with the panel before them: sums of so few rows would be too few to
+/// keep the processor busy.
+fn row_panels(family: Family, m: usize) -> impl Iterator<Item = Range<usize>> {
+    let full = family.rows;
+    let is_shared = m > full && (1..=2).contains(&(m % full));
+    let shared_from = if is_shared { m / full * full - full } else { m };
+    let shared = (m - shared_from).div_ceil(2).max(1);
+    cut(0..shared_from, full).chain(cut(shared_from..m, shared))
 }
 
 /// Elements of a block: K in equal blocks, so that none is left with a short, inefficient rest.

@@ -338,14 +338,20 @@ mod x86 {
         for i in (0..width).step_by(8) {
             let (existing, lanes) = (count.saturating_sub(i).min(8), (width - i).min(8));
             let from = data.as_ptr().wrapping_add(i * line_stride);
-            // Whole blocks of 8 lines by 32 numbers of a panel of rows.
-            let whole = if existing == 8 && width == 8 { depth / 32 * 32 } else { 0 };
+            // Whole blocks of 8 lines by 32 numbers.
+            let whole = if existing == 8 { depth / 32 * 32 } else { 0 };
             for k in (0..whole).step_by(32) {
-                // SAFETY: the eight lines exist and have 32 numbers from k on, and the output has 16 groups of 8 units for them.
-                unsafe { pairs_of_block(from.add(k), line_stride, to.add(k / 2 * 8)) };
+                // SAFETY: the eight lines exist and have 32 numbers from k on, and the output has 16 groups with room for their
+                // units.
+                unsafe { pairs_of_block(from.add(k), line_stride, to.add(k / 2 * width + i), width) };
             }
             for k in (whole..depth).step_by(16) {
                 let left = (depth - k).min(16);
+                if left <= 2 && existing == 8 {
+                    // SAFETY: the eight lines exist and have `left` numbers from k on, and the group has room for their units.
+                    unsafe { last_pairs(from.add(k), line_stride, left, to.add(k / 2 * width + i)) };
+                    continue;
+                }
                 // SAFETY: masks keep loads to lines and elements that exist, and stores to lanes of groups that do.
                 unsafe {
                     // The lines after these are packed next; several streams at once are more than the processor foresees.
@@ -373,13 +379,35 @@ mod x86 {
         }
     }
 
-    /// Packs pairs of 8 lines by 32 numbers: 16 groups of 8 units, one after another.
+    /// Packs the last pair of 8 lines, of which the second number may be missing.
     ///
     /// # Safety
-    /// The processor has AVX-512 with BF16; the numbers of the lines exist, `to` has room for the groups, and nobody else uses it.
+    /// The processor has AVX-512 with VL and BF16; the lines have one or two numbers as `left` says, `to` has room for 8 units,
+    /// and nobody else uses it.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn pairs_of_block(from: *const f32, line_stride: usize, to: *mut f32) {
+    unsafe fn last_pairs(from: *const f32, line_stride: usize, left: usize, to: *mut f32) {
+        // SAFETY: the caller promises the numbers of all eight lines.
+        let numbers = |k: usize| unsafe {
+            let line = |i: usize| *from.add(i * line_stride + k);
+            _mm256_set_ps(line(7), line(6), line(5), line(4), line(3), line(2), line(1), line(0))
+        };
+        let second = if left == 2 { numbers(1) } else { _mm256_setzero_ps() };
+        // SAFETY: both types are 128 bits of plain data.
+        let halves = |x: __m256| unsafe { std::mem::transmute::<__m128bh, __m128i>(_mm256_cvtneps_pbh(x)) };
+        let (low, high) = (_mm256_cvtepu16_epi32(halves(numbers(0))), _mm256_cvtepu16_epi32(halves(second)));
+        let pairs = _mm256_or_si256(low, _mm256_slli_epi32::<16>(high));
+        // SAFETY: the caller promises room for 8 units.
+        unsafe { _mm256_storeu_ps(to, _mm256_castsi256_ps(pairs)) };
+    }
+
+    /// Packs pairs of 8 lines by 32 numbers: 8 units of each of 16 groups that are `width` units apart.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with BF16; the numbers of the lines exist, `to` has room for the units, and nobody else uses it.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn pairs_of_block(from: *const f32, line_stride: usize, to: *mut f32, width: usize) {
         let line: [__m512; 8] = std::array::from_fn(|i| {
             let from = from.wrapping_add(i * line_stride);
             // The lines after these are packed next; several streams at once are more than the processor foresees.
@@ -419,7 +447,16 @@ mod x86 {
             ];
             for (q, steps) in quarters.into_iter().enumerate() {
                 // SAFETY: groups 4q + j and the one after it are of the 16 that the caller promises room for.
-                unsafe { _mm512_storeu_ps(to.add((4 * q + j) * 8), steps) };
+                unsafe {
+                    let to = to.add((4 * q + j) * width);
+                    if width == 8 {
+                        _mm512_storeu_ps(to, steps);
+                    } else {
+                        _mm256_storeu_ps(to, _mm512_castps512_ps256(steps));
+                        let second = _mm512_shuffle_f32x4::<0b11_10_11_10>(steps, steps);
+                        _mm256_storeu_ps(to.add(width), _mm512_castps512_ps256(second));
+                    }
+                }
             }
         }
     }

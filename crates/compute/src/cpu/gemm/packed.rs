@@ -12,6 +12,39 @@ use crate::{
     tensor::DType,
 };
 
+/// Matrices that the thread reads after some products, asked for one after another while those are computed.
+pub(in super::super) struct Requests([Upcoming; Requests::MOST]);
+
+impl Requests {
+    /// The most matrices.
+    const MOST: usize = 5;
+
+    /// Whole matrices, rows one by one.
+    pub fn of(matrices: &[Matrix<'_>]) -> Self {
+        let mut requests = [Upcoming::NONE; Requests::MOST];
+        for (request, matrix) in requests.iter_mut().zip(matrices) {
+            *request = matrix.upcoming(0..matrix.rows, 0..matrix.columns);
+        }
+        Requests(requests)
+    }
+
+    /// What is asked for next.
+    fn current(&mut self) -> &mut Upcoming {
+        let index = self.0.iter().position(|request| !request.is_over()).unwrap_or(0);
+        &mut self.0[index]
+    }
+}
+
+/// Where in a packed matrix a product begins: as many of its rows from `first` on as the other operand has columns, and
+/// some of its columns.
+#[derive(Clone)]
+pub(in super::super) struct Place {
+    /// The first row, [`Packed::aligned`].
+    pub first: usize,
+    /// The columns, the first of them aligned, too.
+    pub columns: Range<usize>,
+}
+
 /// K × N, packed in panels of columns.
 pub(in super::super) struct Packed<'a> {
     simd: Simd,
@@ -63,24 +96,23 @@ impl<'a> Packed<'a> {
         column / self.family.lanes * self.family.lanes
     }
 
-    /// C ← A·B or C ← C + A·B with some columns of B, and as many of its rows from `first` on as A has columns. `first` and
-    /// the first column are [`Packed::aligned`]; `scratch` is as [`Packed::row_elements`] says.
+    /// C ← A·B or C ← C + A·B with a part of B; `scratch` is as [`Packed::row_elements`] says.
     pub fn multiply(
         &self,
         a: Matrix<'_>,
-        first: usize,
-        columns: Range<usize>,
+        place: Place,
         c: &mut Tile<'_>,
         add: bool,
+        requests: &mut Requests,
         scratch: &mut [f32],
     ) {
+        let Place { first, columns } = place;
         let Packed { simd, family, panel, .. } = *self;
         let stride = c.stride();
         assert!(a.rows == c.rows() && columns.len() == c.columns(), "the matrices fit each other");
         assert!(first + a.columns <= self.depth && columns.end <= self.columns, "the part lies inside");
         assert!(first == self.aligned(first) && columns.start == self.aligned(columns.start));
         let (all_steps, steps) = (family.units(self.depth), family.units(a.columns));
-        let mut upcoming = Upcoming::NONE;
         for rows in cut(0..a.rows, family.rows) {
             let packed_a = &mut scratch[..steps * rows.len()];
             pack(simd, family, a.row_lines(rows.clone(), 0..a.columns), rows.len(), packed_a);
@@ -100,8 +132,15 @@ impl<'a> Packed<'a> {
                 unsafe {
                     let b = self.data.as_ptr().add(place);
                     let (a, extra) = (packed_a.as_ptr(), std::ptr::null());
-                    let panels =
-                        Panels { steps, a, b, b_stride: width, extra, ahead: b, upcoming: &raw mut upcoming };
+                    let panels = Panels {
+                        steps,
+                        a,
+                        b,
+                        b_stride: width,
+                        extra,
+                        ahead: b,
+                        upcoming: requests.current(),
+                    };
                     let target = Target {
                         c: c.as_mut_ptr().add(rows.start * stride + start - columns.start),
                         stride,
