@@ -62,9 +62,8 @@ fn a_shard_reads_back_what_was_written() {
 }
 
 #[test]
-fn a_shard_of_several_pieces_has_the_same_bytes_however_its_tokens_come() {
+fn a_shard_of_many_blocks_has_the_same_bytes_however_its_tokens_come() {
     let folder = TempDir::new().unwrap();
-    // Tokens of more than two pieces, and offsets of more than one.
     let tokens = numbers(600_000, 65_536);
     let narrow: Vec<u16> = tokens.iter().map(|&token| token as u16).collect();
     let lengths: Vec<usize> = (0..150_000).map(|i| i % 4).collect();

@@ -15,21 +15,14 @@ pub struct ShardWriter {
     path: PathBuf,
     file: StagedFile,
     header: Header,
-    /// What is not yet in the file, which ends at a multiple of [`PIECE_BYTES`], and room for more.
-    unwritten: Box<[u8]>,
-    /// How much of that is there.
+    /// The block that is being filled, with room for all of it.
+    block: Box<[u8]>,
+    /// How much of it is there.
     filled: usize,
-    /// Where in it the block starts that is being filled.
-    block_start: usize,
     checksums: Vec<u64>,
     offsets: Vec<u64>,
     hasher: blake3::Hasher,
 }
-
-/// How much is written at once. Such a piece starts and ends where pages do, so that the system copies it into large pages of its
-/// cache and fills none twice: half the time of blocks that start wherever the header ends. For pieces of megabytes it may have to
-/// make room, which takes longer than the copy.
-const PIECE_BYTES: usize = 512 << 10;
 
 /// What a finished shard holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +46,8 @@ impl ShardWriter {
         tokenizer_hash: [u8; 32],
         vocab_size: u64,
     ) -> Result<ShardWriter> {
-        let file = StagedFile::create_on(disk, path).map_err(Error::write(path))?;
+        let mut file = StagedFile::create_on(disk, path).map_err(Error::write(path))?;
+        file.write_all(&[0; HEADER_BYTES as usize]).map_err(Error::write(path))?;
         let header = Header {
             token_bytes: token_bytes(vocab_size),
             tokens: 0,
@@ -66,10 +60,8 @@ impl ShardWriter {
             path: path.to_path_buf(),
             file,
             header,
-            unwritten: vec![0; PIECE_BYTES + BLOCK_BYTES as usize].into_boxed_slice(),
-            // The header's place is taken, and its content comes last.
-            filled: HEADER_BYTES as usize,
-            block_start: HEADER_BYTES as usize,
+            block: vec![0; BLOCK_BYTES as usize].into_boxed_slice(),
+            filled: 0,
             checksums: Vec::new(),
             offsets: Vec::new(),
             hasher: blake3::Hasher::new(),
@@ -98,10 +90,10 @@ impl ShardWriter {
         let width = self.header.token_bytes as usize;
         let mut rest = tokens;
         while !rest.is_empty() {
-            let room = (self.block_start + BLOCK_BYTES as usize - self.filled) / width;
+            let room = (self.block.len() - self.filled) / width;
             let (now, later) = rest.split_at(room.min(rest.len()));
             let end = self.filled + now.len() * width;
-            let places = &mut self.unwritten[self.filled..end];
+            let places = &mut self.block[self.filled..end];
             // A maximum and a loop over places that are there already are done in vectors, which a search and a push are not.
             let largest = if width == 2 {
                 write(now, places.as_chunks_mut().0, |token| (token as u16).to_le_bytes())
@@ -116,7 +108,7 @@ impl ShardWriter {
             }
             self.filled = end;
             self.header.tokens += now.len() as u64;
-            if end == self.block_start + BLOCK_BYTES as usize {
+            if end == self.block.len() {
                 self.end_block()?;
             }
             rest = later;
@@ -131,7 +123,7 @@ impl ShardWriter {
         for block in offsets.chunks((BLOCK_BYTES / OFFSET_BYTES) as usize) {
             for offset in block {
                 let end = self.filled + OFFSET_BYTES as usize;
-                self.unwritten[self.filled..end].copy_from_slice(&offset.to_le_bytes());
+                self.block[self.filled..end].copy_from_slice(&offset.to_le_bytes());
                 self.filled = end;
             }
             self.end_block()?;
@@ -142,8 +134,7 @@ impl ShardWriter {
         self.hasher.update(&header);
         let hash = *self.hasher.finalize().as_bytes();
         let mut file = self.file;
-        file.write_all(&self.unwritten[..self.filled])
-            .and_then(|()| file.write_all(&table))
+        file.write_all(&table)
             .and_then(|()| file.write_all(&hash))
             .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| file.write_all(&header))
@@ -152,20 +143,16 @@ impl ShardWriter {
         Ok(WrittenShard { header: self.header, hash })
     }
 
-    /// Notes the block that was filled, unless nothing is in it, and writes what makes a whole piece.
+    /// Writes the block with what is in it, unless that is nothing, and begins the next.
     fn end_block(&mut self) -> Result<()> {
-        let block = &self.unwritten[self.block_start..self.filled];
+        let block = &self.block[..self.filled];
         if block.is_empty() {
             return Ok(());
         }
         self.checksums.push(xxh3_64(block));
         self.hasher.update(block);
-        if self.filled >= PIECE_BYTES {
-            self.file.write_all(&self.unwritten[..PIECE_BYTES]).map_err(Error::write(&self.path))?;
-            self.unwritten.copy_within(PIECE_BYTES..self.filled, 0);
-            self.filled -= PIECE_BYTES;
-        }
-        self.block_start = self.filled;
+        self.file.write_all(block).map_err(Error::write(&self.path))?;
+        self.filled = 0;
         Ok(())
     }
 }
