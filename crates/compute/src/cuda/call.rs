@@ -268,7 +268,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The same for a kernel whose blocks wait for each other. Its grid is one that the card runs at once.
+    /// The same for a kernel whose blocks wait for each other; false, and nothing added, where the card does not run them all at once.
     pub fn kernel_together(
         &mut self,
         source: Source,
@@ -277,12 +277,18 @@ impl<'a> Builder<'a> {
         defines: &[(&'static str, usize)],
         grid: Grid,
         arguments: &[Arg],
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        let function = self.machine.modules.function(source, name, real, defines, grid.shared_bytes)?;
+        let at_once = self.machine.driver.blocks_at_once(function, &grid)? * self.machine.multiprocessors;
+        let blocks: u32 = grid.blocks.iter().product();
+        if at_once < blocks as usize {
+            return Ok(false);
+        }
         self.kernel(source, name, real, defines, grid, arguments)?;
         if let Some(Pending::Kernel { start, .. }) = self.pending.last_mut() {
             *start = Start::Together;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Adds a matrix product of the library; false where it has none like it.

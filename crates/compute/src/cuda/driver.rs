@@ -65,6 +65,9 @@ symbols! {
         cuModuleUnload(module: usize);
         cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char);
         cuFuncSetAttribute(function: usize, attribute: c_int, value: c_int);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            blocks: *mut c_int, function: usize, threads: c_int, shared: usize,
+        );
         cuLaunchKernelEx(
             config: *const LaunchConfig, function: usize, arguments: *mut *mut c_void, extra: *mut *mut c_void,
         );
@@ -468,6 +471,24 @@ impl Driver {
             (self.api.cuFuncSetAttribute)(function.handle, MAX_DYNAMIC_SHARED_BYTES, bytes as c_int)
         };
         self.check("cuFuncSetAttribute", status).map_err(|error| in_kernel(error, function.name))
+    }
+
+    /// Blocks of a kernel that a multiprocessor runs at once, which may be none.
+    pub fn blocks_at_once(&self, function: Function, grid: &super::call::Grid) -> Result<usize> {
+        let mut blocks = 0;
+        let (threads, shared) = (grid.threads as c_int, grid.shared_bytes as usize);
+        // SAFETY: the driver writes one number.
+        let status = unsafe {
+            (self.api.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
+                &mut blocks,
+                function.handle,
+                threads,
+                shared,
+            )
+        };
+        self.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", status)
+            .map_err(|error| in_kernel(error, function.name))?;
+        Ok(usize::try_from(blocks).unwrap_or(0))
     }
 
     /// A map by which the copy engine brings boxes of heads into shared memory, with pieces of 16 bytes where a swizzle of 128

@@ -188,7 +188,7 @@ enum Value {
 }
 
 /// Adds the one call of all launches before the draw that ends a step, and says how many those are; nothing where they are not
-/// all known.
+/// all known, or where the card does not run all blocks at once.
 pub(super) fn add(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Option<usize>> {
     let Some((Launch { kernel: Kernel::Draw(_), inputs, .. }, before)) = launches.split_last() else {
         return Ok(None);
@@ -229,8 +229,9 @@ pub(super) fn add(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Opti
         own_bytes.into(),
         sum_bytes.into(),
     ];
-    builder.kernel_together(Source::DecodeStep, "decode_step", real, &defines, grid, &arguments)?;
-    Ok(Some(before.len()))
+    let is_added =
+        builder.kernel_together(Source::DecodeStep, "decode_step", real, &defines, grid, &arguments)?;
+    Ok(is_added.then_some(before.len()))
 }
 
 /// The launches so far as phases.

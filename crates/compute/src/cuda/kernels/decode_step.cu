@@ -29,6 +29,8 @@
 constexpr u32 WARPS = 8, THREADS = 32 * WARPS, ALL_THREADS = THREADS + 128;
 // Outputs of a product are dealt out in tiles of 8, of which a block multiplies up to GROUP at a time.
 constexpr u32 TILE = 8, GROUP = 3, COLUMNS = TILE * GROUP;
+// A product waits for the one before of the same sums, so tiles are multiplied side by side where registers suffice.
+constexpr int TILES_AT_ONCE = TILES == 1 ? GROUP : 1;
 // A step is 32 elements of K: 64 bytes. Rows of a stage lie so that lanes of two rows meet no bank twice.
 constexpr u32 PART_STEPS = 24, STAGE_ROW = 64 * PART_STEPS + 64, STAGE = COLUMNS * STAGE_ROW;
 constexpr u32 WARP_STEPS = PART_STEPS / WARPS;
@@ -196,9 +198,15 @@ __device__ __forceinline__ u32 first_step(const Product& product, u32 part) {
 __device__ __forceinline__ void begin_stage(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void copy_row(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+// A step reads every weight once and all of them fill the second cache several times, so they make room first.
+__device__ __forceinline__ u64 policy_of_weights() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void copy_row(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void wait_for_stage(u32 barrier, u32 parity) {
     u32 is_there;
@@ -216,6 +224,7 @@ __device__ __forceinline__ void leave_stage(u32 barrier) {
 // weights are there, and one that says that all warps have left them.
 __device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 barriers) {
     const u32 lane = threadIdx.x % 32;
+    const u64 policy = policy_of_weights();
     u32 filled = 0;
     for (u32 index = 0; index < step.count; index++) {
         if (step.phases[index].kind != PRODUCT) continue;
@@ -231,7 +240,7 @@ __device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 
             if (lane < rows) {
                 const char* weights = reinterpret_cast<const char*>(product.w);
                 copy_row(stages + stage * STAGE + lane * STAGE_ROW,
-                         weights + ((u64)(output + lane) * product.depth + from * 32) * sizeof(u16), bytes, barrier);
+                         weights + ((u64)(output + lane) * product.depth + from * 32) * sizeof(u16), bytes, barrier, policy);
             }
             filled += 1;
         }
@@ -526,15 +535,21 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Product& p
             // What lies in the stage behind its weights is anything, and must not meet the sums of others.
             const bool is_there = s < count;
 #pragma unroll
-            for (int t = 0; t < GROUP; t++) {
-                uint4 w = load_weights(weights + t * TILE * STAGE_ROW + s * 64);
-                if (!is_there) w = make_uint4(0, 0, 0, 0);
+            for (int first_tile = 0; first_tile < GROUP; first_tile += TILES_AT_ONCE) {
+                uint4 w[TILES_AT_ONCE];
+#pragma unroll
+                for (int t = 0; t < TILES_AT_ONCE; t++) {
+                    w[t] = load_weights(weights + (first_tile + t) * TILE * STAGE_ROW + s * 64);
+                    if (!is_there) w[t] = make_uint4(0, 0, 0, 0);
+                }
 #pragma unroll
                 for (int m = 0; m < TILES; m++) {
                     const uint4 low = x[s][m][0], high = x[s][m][1];
                     const u32 even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
-                    multiply(sums[t][m], even, w.x, w.y);
-                    multiply(sums[t][m], odd, w.z, w.w);
+#pragma unroll
+                    for (int t = 0; t < TILES_AT_ONCE; t++) multiply(sums[first_tile + t][m], even, w[t].x, w[t].y);
+#pragma unroll
+                    for (int t = 0; t < TILES_AT_ONCE; t++) multiply(sums[first_tile + t][m], odd, w[t].z, w[t].w);
                 }
             }
         }
