@@ -250,8 +250,9 @@ impl Engine {
         self.evaluate_behind(&[], stream, objective, set.into(), rows, stop)
     }
 
-    /// Does the same with some tokens before every window, as [`evaluate_until`](Self::evaluate_until) otherwise. They are part of the
-    /// context and never asked for: the `<bos>` without which some models are at a loss.
+    /// Does the same with some tokens before every window that does not begin with them, as [`evaluate_until`](Self::evaluate_until)
+    /// otherwise. They are part of the context and never asked for, here or where a document begins: the `<bos>` without which some
+    /// models are at a loss.
     pub fn evaluate_behind(
         &mut self,
         before: &[u32],
@@ -279,7 +280,7 @@ impl Engine {
         let mut targets = vec![IGNORED; rows * context];
         let mut window = vec![0; room + 1];
         let mut windows = set.windows(predictable, room as u64).peekable();
-        let (mut sum, mut predicted) = (0.0, 0);
+        let (mut sum, mut predicted, mut seen) = (0.0, 0, 0);
         while windows.peek().is_some() {
             if stop.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
@@ -288,10 +289,14 @@ impl Engine {
             for (ids, targets) in ids.chunks_exact_mut(context).zip(targets.chunks_exact_mut(context)) {
                 let Some((position, count)) = windows.next() else { break };
                 stream.read(position, &mut window[..=count])?;
-                ids[..before.len()].copy_from_slice(before);
-                let (ids, targets) = (&mut ids[before.len()..], &mut targets[before.len()..]);
+                let put = if window[..=count].starts_with(before) { &[] } else { before };
+                ids[..put.len()].copy_from_slice(put);
+                let (ids, targets) = (&mut ids[put.len()..], &mut targets[put.len()..]);
                 ids[..count].copy_from_slice(&window[..count]);
-                targets[..count].copy_from_slice(&window[1..=count]);
+                for (target, &next) in targets.iter_mut().zip(&window[1..=count]) {
+                    *target = if before.contains(&next) { IGNORED } else { next };
+                }
+                seen += count as u64;
                 objective.prepare(EVALUATION_SEED, (position / room as u64) as u32, vocab_size, ids, targets);
                 predicted += targets.iter().filter(|&&target| target != IGNORED).count() as u64;
             }
@@ -305,7 +310,7 @@ impl Engine {
         let loss = sum / predicted.max(1) as f64;
         let bytes_per_token = stream.raw_bytes() as f64 / stream.tokens() as f64;
         let is_code = objective == Objective::NextToken && bytes_per_token > 0.0;
-        let bits_per_byte = is_code.then(|| loss / std::f64::consts::LN_2 / bytes_per_token);
+        let bits_per_byte = is_code.then(|| sum / std::f64::consts::LN_2 / (bytes_per_token * seen as f64));
         Ok(Evaluation { loss, tokens: predicted, bits_per_byte })
     }
 

@@ -345,7 +345,7 @@ fn training_lowers_the_loss_and_evaluation_sees_it() {
 
 #[test]
 fn tokens_before_every_window_are_seen_and_not_predicted() {
-    let tokens: Vec<u32> = (0..30).map(|i| i * 7 % 37).collect();
+    let tokens: Vec<u32> = (0..30).map(|i| i * 7 % 31).collect();
     let stream = TokenStream::from_tokens(tokens.clone(), 30);
     let mut trainer = trainer(2, options(8, 8));
     losses(&mut trainer, &loader(Sampler::Random), 3);
@@ -373,6 +373,29 @@ fn tokens_before_every_window_are_seen_and_not_predicted() {
     }
     assert_ne!(evaluate(&before, 2).unwrap().loss, evaluate(&[], 2).unwrap().loss);
     assert!(evaluate(&[0; 12], 2).is_err());
+}
+
+#[test]
+fn tokens_that_begin_documents_are_not_put_before_them_again_nor_predicted() {
+    let document = |from: u32| [36].into_iter().chain((from..from + 10).map(|i| i * 7 % 31));
+    let tokens: Vec<u32> = document(0).chain(document(3)).collect();
+    let stream = TokenStream::from_tokens(tokens.clone(), 20);
+    let mut trainer = trainer(2, options(8, 8));
+    losses(&mut trainer, &loader(Sampler::Random), 3);
+    let engine = trainer.engine();
+    assert_eq!(engine.model().config().context, 12, "a document is a window less the token before it");
+    let never = AtomicBool::new(false);
+    let documents: Vec<Continuation> =
+        tokens.chunks(11).map(|ids| Continuation { ids: ids.to_vec(), asked: 10 }).collect();
+    let sum: f64 = engine.log_likelihoods(&documents, 64, &mut |_| (), &never).unwrap().iter().sum();
+    let set = EvaluationSet::Complete;
+    let found = engine.evaluate_behind(&[36], &stream, Objective::NextToken, set, 2, &never).unwrap();
+    assert_eq!(found.tokens, 20);
+    assert!((found.loss + sum / 20.0).abs() < 1e-5, "{found:?} {sum}");
+    // A token that begins a document has no bytes and is not asked for, so it is a token of neither.
+    let bytes = 20.0 / 22.0 * 21.0;
+    let bits = -sum / std::f64::consts::LN_2 / bytes;
+    assert!((found.bits_per_byte.unwrap() - bits).abs() < 1e-5, "{found:?} {bits}");
 }
 
 #[test]
