@@ -45,32 +45,30 @@ impl Tokenizer {
         in_order(&parts, threads, |idx, part| {
             let lock = || joined.lock().unwrap_or_else(PoisonError::into_inner);
             let mut ids = lock().spare.pop().unwrap_or_default();
-            encode(part.as_bytes(), &mut ids)?;
+            encode(part, &mut ids)?;
             lock().join(idx, ids);
             Ok(())
         })?;
         Ok(())
     }
 
-    /// Parts of `text` that have the tokens of the whole; none if it cannot be cut, or if a part could fail, since an error
-    /// says where in the text it is.
-    fn parts<'t>(&self, text: &'t [u8], with_special: bool) -> Result<Vec<&'t str>> {
-        let pattern = self.pattern().filter(|_| self.kind() == Kind::Bpe);
-        let (Some(pattern), Ok(mut rest)) = (pattern, std::str::from_utf8(text)) else {
+    /// Parts of `text` that have the tokens of the whole; none if it cannot be cut. Whether they are text is for those to see who
+    /// encode them, which one thread would take long for.
+    fn parts<'t>(&self, text: &'t [u8], with_special: bool) -> Result<Vec<&'t [u8]>> {
+        let Some(pattern) = self.pattern().filter(|_| self.kind() == Kind::Bpe) else {
             return Ok(Vec::new());
         };
         let wanted = if with_special { Wanted::All } else { Wanted::Ordinary };
         let Some(special) = self.specials().plain_texts(wanted) else { return Ok(Vec::new()) };
         let cuts = TextCuts::new(pattern, &special, false)?;
         let mut parts = Vec::new();
-        let mut n_bytes = PART_BYTES;
+        let (mut rest, mut n_bytes) = (text, PART_BYTES);
         while rest.len() > n_bytes {
-            match cuts.last(&rest[..rest.floor_char_boundary(n_bytes)]) {
+            match cuts.last_of_bytes(&rest[..n_bytes]) {
                 Some(cut) => {
                     let (part, behind) = rest.split_at(cut);
                     parts.push(part);
-                    rest = behind;
-                    n_bytes = PART_BYTES;
+                    (rest, n_bytes) = (behind, PART_BYTES);
                 }
                 None => n_bytes *= 2,
             }
