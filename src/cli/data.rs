@@ -23,7 +23,8 @@ pub enum Command {
     #[command(after_help = "\
 Inputs are .txt, .md, .csv, .jsonl, .json and .parquet files, MediaWiki dumps (.xml) and WikiExtractor's folders, all but
 parquet also as .gz, .zst or .bz2; `-` is the standard input. Memory does not grow with them. Whatever ends the work, the
-same command goes on behind the last complete shard; where some inputs changed, only their part is done again.
+same command goes on behind the last complete shard; where some inputs changed, only their part is done again. Documents end
+with the vocabulary's end of text and, where its makers put a token such as <bos> before a text, begin with that.
 
 Examples:
   ironmill data prepare texts/ --tokenizer tokenizer.json --out data
