@@ -93,6 +93,16 @@ impl Rule<'_> {
                 self.ensure(is_list, "a move is a row, another row and a length")?;
                 self.ensure(outputs[0].shape.dims().len() == 3, "the cache must have three dimensions")
             }
+            Kernel::Adjust => {
+                self.count(6, 2)?;
+                let [rows, vocabulary] = [inputs[0].shape.rows(), inputs[0].shape.columns()];
+                let fits = |of: &TensorType, columns: usize| of.shape.elements() == rows * columns;
+                let alike =
+                    inputs[1..].iter().zip([3, 1, 1, 2, vocabulary]).all(|(of, columns)| fits(of, columns));
+                self.ensure(alike, "penalties are three numbers a row, prompts and ids one, lengths two, biases as many as logits")?;
+                let alike = outputs.iter().all(|of| fits(of, vocabulary));
+                self.ensure(alike, "what was seen and what is adjusted are as many as logits")
+            }
             Kernel::Draw(_) => {
                 self.count(3, 5)?;
                 let [rows, vocabulary] = [inputs[0].shape.rows(), inputs[0].shape.columns()];
@@ -390,6 +400,7 @@ impl Rule<'_> {
         let is_index_output = |index| match self.kernel {
             Kernel::Adam(_) => index == 3,
             Kernel::Sgd(_) => index == 2,
+            Kernel::Adjust => index == 0,
             Kernel::Draw(_) => true,
             _ => false,
         };
@@ -438,6 +449,7 @@ impl Rule<'_> {
             },
             Kernel::CacheAppend => index == 1,
             Kernel::CacheCopy => index == 0,
+            Kernel::Adjust => (2..5).contains(&index),
             Kernel::Draw(_) => index == 2,
             Kernel::Average { .. } => index == 2,
             Kernel::HeadLoss(_) => index == 2,

@@ -16,6 +16,50 @@ pub struct Draw {
     pub context: usize,
 }
 
+/// What tokens of the text so far do to their own logits. What is 0 is off.
+///
+/// As a kernel, [`Kernel::Adjust`](crate::Kernel::Adjust), before a [`Draw`]: `(logits [B,V], penalties [B,3], prompts u32[B,1], ids u32[B,1],
+/// lengths u32[B,2], bias [B,V]) → seen u32[B,V], adjusted [B,V]`, both state. Ids and lengths are those of the draw, so an id is the last
+/// token of its text, and was written and not given if the text is longer than the prompt. `seen` has 0 for tokens that the text
+/// does not have, and otherwise one more than the times that the token was written; it takes the id in first.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Penalties {
+    /// Divides positive logits and multiplies negative ones; 1 is off, too.
+    pub repetition: f32,
+    /// Subtracted from the logits of tokens that were written.
+    pub presence: f32,
+    /// Subtracted for every time that a token was written.
+    pub frequency: f32,
+}
+
+impl Penalties {
+    /// Whether there are any.
+    pub fn any(self) -> bool {
+        self.repeats_less() || self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    fn repeats_less(self) -> bool {
+        self.repetition > 0.0 && self.repetition != 1.0
+    }
+
+    /// The logit of a token that the text has, and that was written so many times in it.
+    pub fn of(self, logit: f32, written: u32) -> f32 {
+        let repeated = if !self.repeats_less() {
+            logit
+        } else if logit > 0.0 {
+            logit / self.repetition
+        } else {
+            logit * self.repetition
+        };
+        if written == 0 { repeated } else { repeated - (self.presence + self.frequency * written as f32) }
+    }
+}
+
+/// What `seen` is of a token that a text of some length ends with.
+pub(crate) fn seen_again(seen: u32, length: u32, prompt: u32) -> u32 {
+    seen.max(1).saturating_add(u32::from(length > prompt))
+}
+
 /// How a row is drawn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {

@@ -36,6 +36,8 @@ pub enum Kernel {
     /// `(moves u32[N,3]) → cache state [R,S,C]`: for each move (from, to, length) the first positions of one row of the cache
     /// become those of another. No row that a move writes is named by another one; a row outside of the cache moves nothing.
     CacheCopy,
+    /// Logits that a row is drawn from after bias and penalties. See [`Penalties`](crate::Penalties).
+    Adjust,
     /// Draws tokens and moves rows on. See [`Draw`].
     Draw(Draw),
     /// Fused: an op all of whose outputs are written into state, without an intermediate value.
@@ -208,6 +210,7 @@ impl Kernel {
             Kernel::StateWrite { .. } => "state_write",
             Kernel::CacheAppend => "cache_append",
             Kernel::CacheCopy => "cache_copy",
+            Kernel::Adjust => "adjust",
             Kernel::Draw(_) => "draw",
             Kernel::AddLayerNorm { .. } => "add_layer_norm",
             Kernel::AddRmsNorm { .. } => "add_rms_norm",
@@ -404,6 +407,7 @@ impl Kernel {
             | Kernel::StateWrite { .. }
             | Kernel::CacheAppend
             | Kernel::CacheCopy
+            | Kernel::Adjust
             | Kernel::Draw(_)
             | Kernel::GlobalNorm
             | Kernel::Guard(_)

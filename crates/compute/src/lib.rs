@@ -45,7 +45,7 @@ mod tensor;
 pub use cpu::Cpu;
 pub use cuda::{AttentionBy, Cuda, CudaOptions};
 pub use device::{BufferId, Device, HostData, Launch, ReadId, SequenceId, View};
-pub use draw::Draw;
+pub use draw::{Draw, Penalties};
 pub use error::{Error, Result};
 pub use kernel::{
     Adam, Descend, Expansion, GUARD_REPORT, GUARD_STATISTICS, Guard, HeadLoss, Kernel, NormGrads, Operand,

@@ -118,6 +118,13 @@ impl Graph {
         self.push(Kernel::CacheCopy, vec![moves], vec![cache]);
     }
 
+    /// What to draw from after bias and penalties: see [`Penalties`](ironmill_compute::Penalties) for the operands.
+    pub fn adjust(&mut self, inputs: [Tensor; 6], seen: Tensor) -> Tensor {
+        let adjusted = self.value(TensorType { shape: self.shape(inputs[0]), dtype: DType::F32 });
+        self.push(Kernel::Adjust, inputs.to_vec(), vec![seen, adjusted]);
+        adjusted
+    }
+
     /// Draws a token from the logits of every row and moves the rows on: see [`Draw`] for the five states.
     pub fn draw(&mut self, [logits, limits, keys]: [Tensor; 3], states: [Tensor; 5], context: usize) {
         self.push(Kernel::Draw(Draw { context }), vec![logits, limits, keys], states.to_vec());

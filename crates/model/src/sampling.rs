@@ -1,7 +1,7 @@
 //! Choosing a token from logits: a pure function of the logits, the settings, what was written before, and (seed, sample,
 //! position). What else runs in the batch never matters.
 
-use ironmill_compute::philox;
+use ironmill_compute::{Penalties, philox};
 
 /// How tokens are chosen. What is 0 is off.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,14 +44,16 @@ impl Sampling {
 
     /// Whether logits are changed before they are compared.
     pub(crate) fn adjusts(&self) -> bool {
-        self.repeats_less()
-            || self.presence_penalty != 0.0
-            || self.frequency_penalty != 0.0
-            || !self.bias.is_empty()
+        self.penalties().any() || !self.bias.is_empty()
     }
 
-    fn repeats_less(&self) -> bool {
-        self.repetition_penalty > 0.0 && self.repetition_penalty != 1.0
+    /// What tokens of the text do to their own logits.
+    pub(crate) fn penalties(&self) -> Penalties {
+        Penalties {
+            repetition: self.repetition_penalty,
+            presence: self.presence_penalty,
+            frequency: self.frequency_penalty,
+        }
     }
 
     fn limits_share(&self) -> bool {
@@ -237,8 +239,9 @@ fn adjust(sampling: &Sampling, logits: &[f32], place: Place<'_>, out: &mut Vec<f
             *logit += bias;
         }
     }
-    if sampling.repeats_less() || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
-        penalise(sampling, place, out);
+    let penalties = sampling.penalties();
+    if penalties.any() {
+        penalise(penalties, place, out);
     }
     for &id in place.barred {
         if let Some(logit) = out.get_mut(id as usize) {
@@ -247,21 +250,15 @@ fn adjust(sampling: &Sampling, logits: &[f32], place: Place<'_>, out: &mut Vec<f
     }
 }
 
-fn penalise(sampling: &Sampling, place: Place<'_>, out: &mut [f32]) {
+fn penalise(penalties: Penalties, place: Place<'_>, out: &mut [f32]) {
     // Every token that occurs, with whether it was written and not only given.
     let mut seen: Vec<(u32, bool)> =
         place.tokens.iter().enumerate().map(|(at, &id)| (id, at >= place.prompt)).collect();
     seen.sort_unstable();
     for same in seen.chunk_by(|a, b| a.0 == b.0) {
         let Some(logit) = out.get_mut(same[0].0 as usize) else { continue };
-        if sampling.repeats_less() {
-            let penalty = sampling.repetition_penalty;
-            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
-        }
         let written = same.iter().filter(|(_, is_written)| *is_written).count();
-        if written > 0 {
-            *logit -= sampling.presence_penalty + sampling.frequency_penalty * written as f32;
-        }
+        *logit = penalties.of(*logit, written as u32);
     }
 }
 

@@ -67,6 +67,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::CacheCopy
+        | Kernel::Adjust
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd
@@ -98,6 +99,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::StateWrite { add } => rows::pointwise::write(context, operands, *add),
         Kernel::CacheAppend => rows::copy::cache_append(operands),
         Kernel::CacheCopy => rows::copy::cache_copy(operands),
+        Kernel::Adjust => rows::draw::adjust(operands),
         Kernel::Draw(of) => rows::draw::draw(context, operands, *of),
         Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
         Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),

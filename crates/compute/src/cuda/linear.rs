@@ -109,6 +109,7 @@ pub(super) fn add(
         | Kernel::StateWrite { .. }
         | Kernel::CacheAppend
         | Kernel::CacheCopy
+        | Kernel::Adjust
         | Kernel::Draw(_)
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }

@@ -54,6 +54,7 @@ pub(super) fn add(
         Kernel::StateWrite { add } => copy::convert(builder, launch, *add)?,
         Kernel::CacheAppend => copy::cache_append(builder, launch)?,
         Kernel::CacheCopy => copy::cache_copy(builder, launch)?,
+        Kernel::Adjust => draw::adjust(builder, launch)?,
         Kernel::Draw(of) => draw::draw(builder, launch, *of)?,
         Kernel::AddLayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, true)?,
         Kernel::AddRmsNorm { eps } => norm::rms_norm(builder, launch, *eps, true)?,

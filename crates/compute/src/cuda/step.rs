@@ -190,9 +190,12 @@ enum Value {
 /// Adds the one call of all launches before the draw that ends a step, and says how many those are; nothing where they are not
 /// all known, or where the card does not run all blocks at once.
 pub(super) fn add(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Option<usize>> {
-    let Some((Launch { kernel: Kernel::Draw(_), inputs, .. }, before)) = launches.split_last() else {
+    let draws = |launch: &Launch| matches!(launch.kernel, Kernel::Adjust | Kernel::Draw(_));
+    let Some(end) = launches.iter().position(draws) else {
         return Ok(None);
     };
+    // Both begin with the logits.
+    let (before, inputs) = (&launches[..end], &launches[end].inputs);
     if !builder.has_warpgroup_products() {
         return Ok(None);
     }

@@ -114,6 +114,7 @@ impl Reference {
                 | Kernel::Guard(_)
                 | Kernel::CacheAppend
                 | Kernel::CacheCopy
+                | Kernel::Adjust
                 | Kernel::Draw(_)
         ) {
             check::shapes(launch)?;
@@ -145,6 +146,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         }
         Kernel::CacheAppend => update::cache_append(inputs, outputs),
         Kernel::CacheCopy => update::cache_copy(inputs, outputs),
+        Kernel::Adjust => update::adjust(inputs, outputs),
         Kernel::Draw(draw) => update::draw(*draw, inputs, outputs),
         Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),

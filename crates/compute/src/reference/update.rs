@@ -1,7 +1,7 @@
 //! State writes and the optimiser.
 
 use super::Tensor;
-use crate::draw::{self, Draw, Limits};
+use crate::draw::{self, Draw, Limits, Penalties};
 use crate::kernel::{
     Adam, Descend, GUARD_STATISTICS, Guard, Judgement, NORMALISE_EPS, Observation, Sgd, average_decay,
 };
@@ -29,6 +29,27 @@ pub(super) fn cache_copy(inputs: &[&Tensor], outputs: &mut [Tensor]) {
             let first = from * capacity * columns;
             let source = first..first + length.min(capacity) * columns;
             outputs[0].data.copy_within(source, to * capacity * columns);
+        }
+    }
+}
+
+pub(super) fn adjust(inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let [logits, penalties, prompts, ids, lengths, bias] =
+        [0, 1, 2, 3, 4, 5].map(|index: usize| inputs[index]);
+    let vocabulary = logits.columns();
+    let [seen, adjusted] = outputs else { unreachable!("checked at bind") };
+    for row in 0..ids.data.len() {
+        let [repetition, presence, frequency] = [0, 1, 2].map(|index| penalties.data[3 * row + index] as f32);
+        let penalties = Penalties { repetition, presence, frequency };
+        let [length, prompt] = [lengths.index(2 * row), prompts.index(row)].map(|x| x as u32);
+        let last = row * vocabulary + ids.index(row);
+        for at in row * vocabulary..(row + 1) * vocabulary {
+            if at == last {
+                seen.data[at] = draw::seen_again(seen.index(at) as u32, length, prompt).into();
+            }
+            let biased = (logits.data[at] + bias.data[at]) as f32;
+            let written = seen.index(at).checked_sub(1);
+            adjusted.data[at] = written.map_or(biased, |written| penalties.of(biased, written as u32)).into();
         }
     }
 }

@@ -349,6 +349,26 @@ fn draws(cases: &mut Vec<Case>) {
     }
 }
 
+/// Texts that end with a token of the prompt and with one that was written, under each penalty and all of them.
+fn adjustments(cases: &mut Vec<Case>) {
+    let penalties = [[0.0, 0.0, 0.0], [1.3, 0.0, 0.0], [1.0, 0.5, 0.0], [0.7, 0.25, -0.125]];
+    let rows = penalties.len();
+    for vocabulary in [1, 37, 1000] {
+        let last = |row: usize| (13 * row % vocabulary) as u32;
+        let inputs = vec![
+            random(&[rows, vocabulary], 1),
+            reals(&[rows, 3], penalties.concat()),
+            indices(&[rows, 1], vec![4; rows]),
+            indices(&[rows, 1], (0..rows).map(last).collect()),
+            indices(&[rows, 2], (0..rows as u32).flat_map(|row| [3 + row, 9]).collect()),
+            random(&[rows, vocabulary], 2),
+        ];
+        let seen = (0..(rows * vocabulary) as u32).map(|i| (i * i + i / 7) % 4).collect();
+        let outputs = vec![indices(&[rows, vocabulary], seen), random(&[rows, vocabulary], 3)];
+        cases.push(Case { kernel: Kernel::Adjust, inputs, outputs, terms: 1 });
+    }
+}
+
 fn attentions(cases: &mut Vec<Case>) {
     let shapes = [
         (1, 1, 1, 1, 1),
@@ -551,6 +571,7 @@ fn states(cases: &mut Vec<Case>) {
     let inputs = vec![indices(&[4, 3], vec![0, 2, 4, 0, 1, 99, 5, 3, 1, 4, 3, 0])];
     cases.push(Case { kernel: Kernel::CacheCopy, inputs, outputs: vec![random(&[5, 9, 6], 2)], terms: 1 });
     draws(cases);
+    adjustments(cases);
 
     let range = |start, len, weight_decay, rate| UpdateRange { start, len, weight_decay, rate };
     for (n, ranges) in [

@@ -3,6 +3,7 @@
 use ironmill_compute::{DType, HostData, TensorType};
 use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, Tensor};
 
+use super::adjusting::{Adjust, Adjusting};
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
     error::Result,
@@ -38,6 +39,7 @@ struct Flight {
     program: ProgramId,
     limits: Tensor,
     keys: Tensor,
+    adjust: Option<Adjust>,
     /// Ids, positions, places, lengths and what was drawn.
     states: [StateId; 5],
     /// What the states hold, if they were not written since.
@@ -61,6 +63,15 @@ pub(crate) struct Pilot {
     pub limits: [f32; 3],
     /// The random key, the sample's number and top-k.
     pub keys: [u32; 4],
+    /// What is done to the logits before.
+    pub adjusting: Option<Adjusting>,
+}
+
+impl Pilot {
+    /// A row that nobody looks at.
+    fn idle(row: usize, cached: usize) -> Pilot {
+        Pilot { row, cached, id: 0, length: 0, limits: [0.0; 3], keys: [0; 4], adjusting: None }
+    }
 }
 
 /// The most steps of a flight.
@@ -143,7 +154,13 @@ impl Caches {
         // A lone key cache stands for its pair.
         freed.dedup();
         freed.extend(self.flights.iter().flat_map(|flight| flight.states));
+        freed.extend(self.flights.iter().flat_map(|flight| flight.adjust.iter().flat_map(Adjust::states)));
         freed.into_iter().for_each(|state| runtime.free_state(state));
+    }
+
+    /// Lets the next flights write where every row is: what they knew was of requests that are no longer.
+    pub fn forget_requests(&mut self) {
+        self.flights.iter_mut().for_each(|flight| flight.at.clear());
     }
 
     fn hold(&mut self, state: StateId) {
@@ -202,22 +219,23 @@ impl Caches {
         &mut self,
         (runtime, model, buffers): (&mut Runtime, &Model, Buffers),
         rows: usize,
-        pilots: &[Pilot],
+        pilots: Vec<(Pilot, &[u32])>,
         idle: &[(usize, usize)],
         steps: usize,
     ) -> Result<Vec<u32>> {
-        let padding = idle.iter().map(|&(row, cached)| Pilot {
-            row,
-            cached,
-            id: 0,
-            length: 0,
-            limits: [0.0; 3],
-            keys: [0; 4],
-        });
-        let mut pilots: Vec<Pilot> = pilots.iter().cloned().chain(padding).take(rows).collect();
+        let padding = idle.iter().map(|&(row, cached)| (Pilot::idle(row, cached), &[][..]));
+        let (mut pilots, texts): (Vec<Pilot>, Vec<&[u32]>) =
+            pilots.into_iter().chain(padding).take(rows).unzip();
+        let adjusts = pilots.iter().any(|pilot| pilot.adjusting.is_some());
         let context = self.context;
-        let flight = self.flight_program(runtime, model, buffers, rows)?;
+        let flight = self.flight_program(runtime, model, buffers, (rows, adjusts))?;
         if flight.at != pilots {
+            if let Some(adjust) = &flight.adjust {
+                let rows: Vec<Option<&Adjusting>> =
+                    pilots.iter().map(|pilot| pilot.adjusting.as_ref()).collect();
+                let is_as_before = |row: usize| flight.at.get(row) == pilots.get(row);
+                adjust.write(runtime, flight.program, &rows, &texts, is_as_before)?;
+            }
             let flat = |of: &dyn Fn(&Pilot) -> Vec<u32>| -> Vec<u32> { pilots.iter().flat_map(of).collect() };
             let [ids, positions, places, lengths] = [
                 flat(&|pilot| vec![pilot.id]),
@@ -256,9 +274,10 @@ impl Caches {
         runtime: &mut Runtime,
         model: &Model,
         buffers: Buffers,
-        rows: usize,
+        (rows, adjusts): (usize, bool),
     ) -> Result<&mut Flight> {
-        if let Some(known) = self.flights.iter().position(|flight| flight.rows == rows) {
+        let is_known = |flight: &Flight| (flight.rows, flight.adjust.is_some()) == (rows, adjusts);
+        if let Some(known) = self.flights.iter().position(is_known) {
             return Ok(&mut self.flights[known]);
         }
         let widths = [1, 1, 2, 2, MOST_AHEAD];
@@ -273,14 +292,17 @@ impl Caches {
         let words: [Tensor; 5] = std::array::from_fn(|index| {
             g.state(states[index], 0, TensorType::new(&[rows, widths[index]], DType::U32))
         });
-        let [ids, positions, places, ..] = words;
+        let [ids, positions, places, lengths, _] = words;
         let caches = self.tensors(&mut g, model);
         let attend = Attend::Cached { caches: &caches, places };
         let hidden = model.hidden(&mut g, buffers, Tokens { ids, positions, attend, recompute: false })?;
         let logits = model.logits(&mut g, buffers, hidden)?;
+        let adjust =
+            adjusts.then(|| Adjust::new(runtime, &mut g, [rows, model.config().vocab_size])).transpose()?;
+        let logits = adjust.as_ref().map_or(logits, |adjust| adjust.add(&mut g, [logits, ids, lengths]));
         g.draw([logits, limits, keys], words, self.context);
         let program = runtime.compile(g, &buffers.passes(&Passes::ALL))?;
-        self.flights.push(Flight { rows, program, limits, keys, states, at: Vec::new(), flown: 0 });
+        self.flights.push(Flight { rows, program, limits, keys, adjust, states, at: Vec::new(), flown: 0 });
         let last = self.flights.len() - 1;
         Ok(&mut self.flights[last])
     }

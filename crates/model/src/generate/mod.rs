@@ -8,6 +8,7 @@
 //! A token depends on its own request alone: sums are taken in the same order for any number of rows, and draws are by
 //! (seed, sample, position). [`Engine::next_logits`], which has no cache, is the oracle of all this.
 
+mod adjusting;
 mod caches;
 mod window;
 
@@ -25,6 +26,7 @@ use crate::{
     error::{Error, Result},
     sampling::{LogProbability, Place, Sampler, Sampling},
 };
+use adjusting::Adjusting;
 use caches::{Feed, MOST_AHEAD, Move, Pilot};
 
 /// Positions that a run of a prefill program takes: powers of two between these.
@@ -40,7 +42,7 @@ pub struct GeneratorOptions {
     /// The most positions of a row; 0 is the model's context, and so is more than that.
     pub context: usize,
     /// Tokens that the device draws before the host looks at them; 1 looks at every one, 0 is as suits the device. Requests that
-    /// ask for more than a device's draw can do are drawn by the host.
+    /// ask for probabilities are drawn by the host.
     pub ahead: usize,
 }
 
@@ -181,6 +183,25 @@ struct Row {
     used: u64,
 }
 
+impl Row {
+    /// Where it is as the one of this number, and its text.
+    fn pilot(&self, index: usize) -> Option<(Pilot, &[u32])> {
+        let sample = self.sample.as_ref()?;
+        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = sample.request.sampling;
+        let [key0, key1] = philox::key(seed, philox::Purpose::Sample);
+        let pilot = Pilot {
+            row: index,
+            cached: self.cached.len(),
+            id: *sample.pending.first()?,
+            length: sample.tokens.len(),
+            limits: [temperature, top_p, min_p],
+            keys: [key0, key1, sample.request.sample, u32::try_from(top_k).unwrap_or(u32::MAX)],
+            adjusting: sample.adjusting(),
+        };
+        Some((pilot, &sample.tokens))
+    }
+}
+
 /// A request on its way.
 struct Sample {
     id: RequestId,
@@ -200,9 +221,32 @@ impl Sample {
 
     /// Whether a device's draw does all that is asked for.
     fn suits_a_device(&self) -> bool {
-        let Request { sampling, log_probabilities, min_tokens, stop, .. } = &self.request;
-        let may_end = stop.is_empty() || self.generated() >= *min_tokens;
-        !sampling.adjusts() && log_probabilities.is_none() && may_end
+        self.request.log_probabilities.is_none()
+    }
+
+    /// Tokens that it cannot end with yet.
+    fn barred(&self) -> &[u32] {
+        let Request { min_tokens, stop, .. } = &self.request;
+        if self.generated() < *min_tokens { stop } else { &[] }
+    }
+
+    /// How many tokens it may get before something other than its text changes what they are drawn from.
+    fn room(&self) -> usize {
+        let Request { max_tokens, min_tokens, .. } = self.request;
+        let end = if self.barred().is_empty() { max_tokens } else { max_tokens.min(min_tokens) };
+        end - self.generated()
+    }
+
+    /// What is done to its logits.
+    fn adjusting(&self) -> Option<Adjusting> {
+        let (sampling, barred) = (&self.request.sampling, self.barred());
+        let bars = barred.iter().map(|&id| (id, f32::NEG_INFINITY));
+        (sampling.adjusts() || !barred.is_empty()).then(|| Adjusting {
+            request: self.id,
+            penalties: sampling.penalties(),
+            prompt: self.request.prompt.len(),
+            bias: sampling.bias.iter().copied().chain(bars).collect(),
+        })
     }
 
     /// Lets the window follow the text; a row that holds `cached` keeps what it shares with the window.
@@ -428,8 +472,7 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         let room = |index: usize| {
             let row = &self.rows[index];
             row.sample.as_ref().map_or(0, |sample| {
-                let left = sample.request.max_tokens - sample.generated();
-                if sample.suits_a_device() { left.min(self.context - row.cached.len()) } else { 0 }
+                if sample.suits_a_device() { sample.room().min(self.context - row.cached.len()) } else { 0 }
             })
         };
         rows.iter().map(|&index| room(index)).min().unwrap_or(0).min(self.ahead)
@@ -439,10 +482,11 @@ impl<E: BorrowMut<Engine>> Generator<E> {
     /// forgotten.
     fn fly(&mut self, chosen: &[usize], steps: usize) -> Result<()> {
         let bucket = chosen.len().next_power_of_two().min(self.rows.len());
-        let pilots: Vec<Pilot> = chosen.iter().filter_map(|&index| self.pilot(index)).collect();
+        let pilots: Vec<(Pilot, &[u32])> =
+            chosen.iter().filter_map(|&index| self.rows[index].pilot(index)).collect();
         let idle = self.idle_rows(chosen);
         let (runtime, model, buffers, caches) = self.engine.borrow_mut().cached();
-        let drawn = caches.fly((runtime, model, buffers), bucket, &pilots, &idle, steps)?;
+        let drawn = caches.fly((runtime, model, buffers), bucket, pilots, &idle, steps)?;
         for step in 0..steps {
             for (at, &index) in chosen.iter().enumerate() {
                 if self.rows[index].sample.is_some() {
@@ -452,21 +496,6 @@ impl<E: BorrowMut<Engine>> Generator<E> {
             }
         }
         Ok(())
-    }
-
-    fn pilot(&self, index: usize) -> Option<Pilot> {
-        let row = &self.rows[index];
-        let sample = row.sample.as_ref()?;
-        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = sample.request.sampling;
-        let [key0, key1] = philox::key(seed, philox::Purpose::Sample);
-        Some(Pilot {
-            row: index,
-            cached: row.cached.len(),
-            id: *sample.pending.first()?,
-            length: sample.tokens.len(),
-            limits: [temperature, top_p, min_p],
-            keys: [key0, key1, sample.request.sample, u32::try_from(top_k).unwrap_or(u32::MAX)],
-        })
     }
 
     /// Rows that nothing is read into fill up a program; behind their end nothing is lost.
@@ -546,9 +575,12 @@ impl<E: BorrowMut<Engine>> Generator<E> {
     fn choose(&mut self, index: usize, logits: std::ops::Range<usize>) {
         let Some(sample) = &self.rows[index].sample else { return };
         let (request, logits) = (&sample.request, &self.logits[logits]);
-        let barred = if sample.generated() < request.min_tokens { &request.stop[..] } else { &[] };
-        let place =
-            Place { tokens: &sample.tokens, prompt: request.prompt.len(), sample: request.sample, barred };
+        let place = Place {
+            tokens: &sample.tokens,
+            prompt: request.prompt.len(),
+            sample: request.sample,
+            barred: sample.barred(),
+        };
         let id = self.sampler.choose(&request.sampling, logits, place);
         let log_probability = request.log_probabilities.map(|count| LogProbability::of(logits, id, count));
         self.accept(index, id, log_probability);
@@ -688,7 +720,8 @@ impl Engine {
 
     /// Makes caches of so many rows, unless there are.
     fn make_caches(&mut self, rows: usize, context: usize) -> Result<()> {
-        if self.caches.as_ref().is_some_and(|caches| caches.have(rows, context)) {
+        if let Some(caches) = self.caches.as_mut().filter(|caches| caches.have(rows, context)) {
+            caches.forget_requests();
             return Ok(());
         }
         // Freed first, so that old and new do not exist at once.

@@ -144,9 +144,17 @@ fn tokens_that_the_device_draws_are_those_that_the_host_draws() {
                 if index % 2 == 0 {
                     request.sampling = sampled.clone();
                 }
+                if index % 3 > 0 {
+                    request.sampling.repetition_penalty = 1.2;
+                    request.sampling.frequency_penalty = 0.3;
+                    request.sampling.bias = vec![(7, 1.5), (30, f32::NEG_INFINITY), (u32::MAX, 1.0)];
+                }
+                if index % 4 == 1 {
+                    request.sampling.presence_penalty = -0.4;
+                }
                 // Ends somewhere inside a flight, in the middle of others' texts.
                 request.stop = vec![3, 30];
-                request.min_tokens = index % 3;
+                request.min_tokens = 4 * (index % 3);
             }
             let with = |ahead| GeneratorOptions { rows: 4, ahead, ..GeneratorOptions::default() };
             let mut generator = Generator::new(&mut engine, with(1)).unwrap();

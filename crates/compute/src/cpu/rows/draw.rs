@@ -6,7 +6,29 @@ use super::super::{
     memory::Operands,
     shared::{Grid, for_tiles},
 };
-use crate::draw::{self, Draw, Limits};
+use crate::draw::{self, Draw, Limits, Penalties};
+
+/// Row by row.
+pub(in super::super) fn adjust(operands: &mut Operands<'_>) {
+    let (logits, penalties, bias) = (operands.input(0), operands.input(1), operands.input(5));
+    let (prompts, ids, lengths) = (operands.indices(2), operands.indices(3), operands.indices(4));
+    let vocabulary = operands.input_type(0).shape.columns();
+    let (seen, adjusted) = (operands.output_indices(0), operands.output(1));
+    for (row, &id) in ids.iter().enumerate() {
+        let of_row = row * vocabulary..(row + 1) * vocabulary;
+        let seen = &mut seen[of_row.clone()];
+        if let Some(seen) = seen.get_mut(id as usize) {
+            *seen = draw::seen_again(*seen, lengths[2 * row], prompts[row]);
+        }
+        let [repetition, presence, frequency] = [0, 1, 2].map(|index| penalties[3 * row + index]);
+        let penalties = Penalties { repetition, presence, frequency };
+        let operands = logits[of_row.clone()].iter().zip(&bias[of_row.clone()]).zip(&*seen);
+        for (adjusted, ((logit, bias), &seen)) in adjusted[of_row].iter_mut().zip(operands) {
+            let biased = logit + bias;
+            *adjusted = if seen == 0 { biased } else { penalties.of(biased, seen - 1) };
+        }
+    }
+}
 
 /// One task per row.
 pub(in super::super) fn draw(context: &mut Context<'_>, operands: &mut Operands<'_>, of: Draw) {

@@ -386,3 +386,25 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
         lengths[2 * row + 1] = place + 1;
     }
 }
+
+// Logits after bias and penalties, a thread each; the last token of the text is counted first. Every step rounds as on the host, so
+// that tokens are the host's.
+extern "C" __global__ void adjust(const real* __restrict__ logits, const float* __restrict__ penalties, const u32* __restrict__ prompts,
+                                  const u32* __restrict__ ids, const u32* __restrict__ lengths, const float* __restrict__ bias,
+                                  u32* __restrict__ seen, float* __restrict__ adjusted, u32 vocabulary) {
+    const u32 row = blockIdx.y, id = blockIdx.x * blockDim.x + threadIdx.x;
+    if (id >= vocabulary) return;
+    const u64 at = (u64)row * vocabulary + id;
+    u32 times = seen[at];
+    if (id == ids[row]) {
+        times = (times > 1 ? times : 1) + (lengths[2 * row] > prompts[row]);
+        seen[at] = times;
+    }
+    float x = __fadd_rn(to_float(logits[at]), bias[at]);
+    if (times > 0) {
+        const float repetition = penalties[3 * row], presence = penalties[3 * row + 1], frequency = penalties[3 * row + 2];
+        if (repetition > 0.0f && repetition != 1.0f) x = x > 0.0f ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
+        if (times > 1) x = __fsub_rn(x, __fadd_rn(presence, __fmul_rn(frequency, (float)(times - 1))));
+    }
+    adjusted[at] = x;
+}

@@ -16,6 +16,25 @@ const MOST_SHARED_BYTES: usize = 90 << 10;
 /// The same of cards that have more, which is asked for only where a row fits.
 const LARGE_SHARED_BYTES: usize = 160 << 10;
 
+/// A thread per logit.
+pub(super) fn adjust(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()> {
+    let logits = &launch.inputs[0];
+    let real = launch.real([logits])?;
+    launch.ensure_f32([&launch.inputs[1], &launch.inputs[5], &launch.outputs[1]])?;
+    let (rows, vocabulary) = (logits.of.shape.rows(), logits.of.shape.columns());
+    if rows == 0 || vocabulary == 0 {
+        return Ok(());
+    }
+    let threads = super::THREADS;
+    let blocks =
+        [vocabulary.div_ceil(threads), rows, 1].map(|blocks| u32::try_from(blocks).expect("a grid's blocks"));
+    let grid = Grid { blocks, ..Grid::new(1, threads as u32) };
+    let mut arguments: Vec<Arg> = (0..6).map(|index| launch.input(builder, index)).collect();
+    arguments.extend((0..2).map(|index| launch.output(builder, index)));
+    arguments.push(vocabulary.into());
+    builder.kernel(Source::Draw, "adjust", real, &[], grid, &arguments)
+}
+
 pub(super) fn draw(builder: &mut Builder<'_>, launch: Launch<'_>, of: Draw) -> Result<()> {
     let logits = &launch.inputs[0];
     let real = launch.real([logits])?;
