@@ -171,11 +171,13 @@ impl Rule<'_> {
                 let h = Op::Linear { bias, products }.outputs(inputs)?[0];
                 self.outputs(&[h, h])
             }
-            &Kernel::LinearGradGelu { products } => {
-                self.count(3, 1)?;
-                let d_h = Op::LinearGradInput { products }.outputs(&inputs[..2])?[0];
-                self.ensure(inputs[2].shape == d_h.shape, "gradient and input must have one shape")?;
-                self.outputs(&[d_h])
+            &Kernel::LinearGradGelu { products } | &Kernel::LinearGradGelus { products, .. } => {
+                let has_sums = matches!(self.kernel, Kernel::LinearGradGelus { .. });
+                self.count(3, 1 + usize::from(has_sums))?;
+                let d_h = Op::LinearGradInput { products }.outputs(&inputs[..2])?;
+                self.ensure(inputs[2].shape == d_h[0].shape, "gradient and input must have one shape")?;
+                let sums = if has_sums { Op::LinearGradBias.outputs(&d_h)? } else { Vec::new() };
+                self.outputs(&[d_h, sums].concat())
             }
             Kernel::JointAttention(attention) => {
                 let extra = attention.extra_operands();

@@ -81,6 +81,14 @@ pub enum Kernel {
         /// What d_y and w are rounded to before they are multiplied.
         products: DType,
     },
+    /// The same, and the gradient of the bias of the product whose result h is, which is the sum of the rows of the first:
+    /// `(d_y, w, h) → GELU′(h)·(d_y·w), d_bias state`.
+    LinearGradGelus {
+        /// What d_y and w are rounded to before they are multiplied.
+        products: DType,
+        /// Whether sums are added to what is there.
+        add: bool,
+    },
     /// Attention whose queries, keys and values are columns of one tensor:
     /// `(qkv [B,T,(H + 2·Hkv)·D], borders if any) → [B,T,H·D], log-sum-exp [B,H,T]`.
     JointAttention(Attention),
@@ -222,6 +230,7 @@ impl Kernel {
             Kernel::JointSiluGateGrad => "joint_silu_gate_grad",
             Kernel::LinearGelu { .. } => "linear_gelu",
             Kernel::LinearGradGelu { .. } => "linear_grad_gelu",
+            Kernel::LinearGradGelus { .. } => "linear_grad_gelus",
             Kernel::JointAttention(_) => "joint_attention",
             Kernel::JointAttentionGrad(_) => "joint_attention_grad",
             Kernel::JointAttentionGrads { .. } => "joint_attention_grads",
@@ -249,7 +258,10 @@ impl Kernel {
                 Op::Linear { .. } | Op::LinearGradInput { .. } | Op::LinearGradWeight { .. } => 1,
                 _ => 0,
             },
-            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::ScaledProduct { .. } => 1,
+            Kernel::LinearGelu { .. }
+            | Kernel::LinearGradGelu { .. }
+            | Kernel::LinearGradGelus { .. }
+            | Kernel::ScaledProduct { .. } => 1,
             Kernel::HeadLoss(head) => 1 + usize::from(head.d_input) + usize::from(head.d_weight.is_some()),
             _ => 0,
         }
@@ -272,7 +284,7 @@ impl Kernel {
                 Op::AttentionGrad(of) => 2.5 * seen(of, outputs[0], inputs[2].shape.dims()[1]),
                 _ => 0.0,
             },
-            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => {
+            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => {
                 product(inputs[0].shape.rows(), inputs[1])
             }
             Kernel::ScaledProduct { .. } => product(inputs[0].shape.rows(), inputs[2]),
@@ -291,6 +303,7 @@ impl Kernel {
                 | Kernel::ScaledProduct { add: true, .. }
                 | Kernel::NormGrads(NormGrads { add: true, .. })
                 | Kernel::JointAttentionGrads { add: true, .. }
+                | Kernel::LinearGradGelus { add: true, .. }
         );
         let written: f64 = outputs.iter().map(bytes).sum();
         let read: f64 = match self {
@@ -307,7 +320,9 @@ impl Kernel {
             // The workspace of a head is its own.
             Kernel::HeadLoss(_) => -bytes(&outputs[1]),
             // Their first output is not state.
-            Kernel::NormGrads(_) | Kernel::JointAttentionGrads { .. } if adds => {
+            Kernel::NormGrads(_) | Kernel::JointAttentionGrads { .. } | Kernel::LinearGradGelus { .. }
+                if adds =>
+            {
                 outputs[1..].iter().map(bytes).sum()
             }
             _ if adds => written,
@@ -369,11 +384,10 @@ impl Kernel {
                 expansion.step(Kernel::Op(Op::Linear { bias, products }), operands, vec![Output(0)]);
                 expansion.step(Kernel::Op(Op::Gelu), vec![Output(0)], vec![Output(1)]);
             }
-            &Kernel::LinearGradGelu { products } => {
-                let d_y = expansion.temporary(outputs[0]);
-                let product = Kernel::Op(Op::LinearGradInput { products });
-                expansion.step(product, vec![Input(0), Input(1)], vec![d_y]);
-                expansion.step(Kernel::Op(Op::GeluGrad), vec![Input(2), d_y], vec![Output(0)]);
+            &Kernel::LinearGradGelu { products } => expand_gelu_grad(&mut expansion, products, outputs[0]),
+            &Kernel::LinearGradGelus { products, add } => {
+                expand_gelu_grad(&mut expansion, products, outputs[0]);
+                expand_bias_grad(&mut expansion, outputs[1], add);
             }
             Kernel::JointAttention(attention) => {
                 let mut operands = expand_split(&mut expansion, attention, 0, inputs[0]);
@@ -383,9 +397,7 @@ impl Kernel {
             Kernel::JointAttentionGrad(attention) => expand_joint_grad(&mut expansion, attention, inputs),
             Kernel::JointAttentionGrads { of, add } => {
                 expand_joint_grad(&mut expansion, of, inputs);
-                let d_bias = expansion.temporary(outputs[1]);
-                expansion.step(Kernel::Op(Op::LinearGradBias), vec![Output(0)], vec![d_bias]);
-                expansion.step(Kernel::StateWrite { add: *add }, vec![d_bias], vec![Output(1)]);
+                expand_bias_grad(&mut expansion, outputs[1], *add);
             }
             Kernel::CachedAttention(attention) => {
                 let parts = expand_split(&mut expansion, attention, 0, inputs[0]);
@@ -432,6 +444,21 @@ pub fn joint_parts(attention: &Attention, qkv: Shape) -> [usize; 3] {
 
 fn with_columns(of: TensorType, columns: usize) -> TensorType {
     TensorType { shape: of.shape.with_columns(columns), dtype: of.dtype }
+}
+
+/// The gradient of an activation's argument: the first output.
+fn expand_gelu_grad(expansion: &mut Expansion, products: DType, d_h: TensorType) {
+    let d_y = expansion.temporary(d_h);
+    let product = Kernel::Op(Op::LinearGradInput { products });
+    expansion.step(product, vec![Operand::Input(0), Operand::Input(1)], vec![d_y]);
+    expansion.step(Kernel::Op(Op::GeluGrad), vec![Operand::Input(2), d_y], vec![Operand::Output(0)]);
+}
+
+/// The sum of the rows of the first output: the second.
+fn expand_bias_grad(expansion: &mut Expansion, sums: TensorType, add: bool) {
+    let d_bias = expansion.temporary(sums);
+    expansion.step(Kernel::Op(Op::LinearGradBias), vec![Operand::Output(0)], vec![d_bias]);
+    expansion.step(Kernel::StateWrite { add }, vec![d_bias], vec![Operand::Output(1)]);
 }
 
 /// The gradient of an attention whose queries, keys and values lie side by side: the first output.

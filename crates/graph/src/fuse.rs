@@ -23,7 +23,7 @@ pub(crate) fn apply(graph: &mut Graph, head_elements: usize) {
     while pairs::fuse_one_product_and_gelu(graph) {}
     while pairs::fuse_one_product_and_gelu_gradient(graph) {}
     while attention::fuse_one_split(graph) {}
-    while attention::fuse_one_bias_gradient(graph) {}
+    while pairs::fuse_one_bias_gradient(graph) {}
     while attention::fuse_one_cached(graph) {}
     while gate::fuse_one_split(graph) {}
     drop_unread(graph);

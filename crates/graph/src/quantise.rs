@@ -54,7 +54,10 @@ fn is_taken(graph: &Graph, node: &Node, takes_head: bool) -> bool {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => {
             matches!(op, Op::Linear { .. } | Op::LinearGradInput { .. } | Op::LinearGradWeight { .. })
         }
-        kernel => matches!(kernel, Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. }),
+        kernel => matches!(
+            kernel,
+            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. }
+        ),
     };
     let factors = node.inputs.iter().take(2);
     let is_in_place = match node.stage {
@@ -65,8 +68,8 @@ fn is_taken(graph: &Graph, node: &Node, takes_head: bool) -> bool {
     is_product && is_in_place && factors.into_iter().all(|&factor| suits(graph.shape(factor)))
 }
 
-/// Activations leave the products that they were fused with, and the gradients of biases those of attentions: both cost nothing
-/// while numbers are quantised.
+/// Activations leave the products that they were fused with, and the gradients of biases those of attentions and activations: all
+/// of it costs nothing while numbers are quantised.
 fn separate(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         let Node { inputs, outputs, stage, .. } = node.clone();
@@ -77,22 +80,34 @@ fn separate(graph: &mut Graph) {
                 let (inputs, outputs) = (vec![outputs[0]], vec![outputs[1]]);
                 graph.nodes.push(Node { kernel: Kernel::Op(Op::Gelu), inputs, outputs, stage });
             }
-            Kernel::LinearGradGelu { products } if is_taken(graph, &node, false) => {
+            Kernel::LinearGradGelu { products } | Kernel::LinearGradGelus { products, .. }
+                if is_taken(graph, &node, false) =>
+            {
                 let d_y = graph.value(graph.info(outputs[0]).of);
-                let (kernel, h) = (Kernel::Op(Op::LinearGradInput { products }), inputs[2]);
-                graph.nodes.push(Node { kernel, inputs: inputs[..2].to_vec(), outputs: vec![d_y], stage });
-                let kernel = Kernel::Op(Op::GeluGrad);
-                graph.nodes.push(Node { kernel, inputs: vec![h, d_y], outputs, stage });
+                let (product, h) = (Kernel::Op(Op::LinearGradInput { products }), inputs[2]);
+                let (inputs, d_h) = (inputs[..2].to_vec(), vec![outputs[0]]);
+                graph.nodes.push(Node { kernel: product, inputs, outputs: vec![d_y], stage });
+                let slope = Kernel::Op(Op::GeluGrad);
+                graph.nodes.push(Node { kernel: slope, inputs: vec![h, d_y], outputs: d_h, stage });
+                if let Kernel::LinearGradGelus { add, .. } = node.kernel {
+                    separate_sums(graph, &node, add);
+                }
             }
             Kernel::JointAttentionGrads { of, add } => {
                 let (kernel, d_qkv) = (Kernel::JointAttentionGrad(of), vec![outputs[0]]);
-                graph.nodes.push(Node { kernel, inputs, outputs: d_qkv.clone(), stage });
-                let kernel = Kernel::OpInto { op: Op::LinearGradBias, add };
-                graph.nodes.push(Node { kernel, inputs: d_qkv, outputs: vec![outputs[1]], stage });
+                graph.nodes.push(Node { kernel, inputs, outputs: d_qkv, stage });
+                separate_sums(graph, &node, add);
             }
             _ => graph.nodes.push(node),
         }
     }
+}
+
+/// The second output of a node as a node of its own: the gradient of a bias, from the first.
+fn separate_sums(graph: &mut Graph, node: &Node, add: bool) {
+    let kernel = Kernel::OpInto { op: Op::LinearGradBias, add };
+    let (inputs, outputs) = (vec![node.outputs[0]], vec![node.outputs[1]]);
+    graph.nodes.push(Node { kernel, inputs, outputs, stage: node.stage });
 }
 
 /// Fused heads have products of eight bits, and room for their factors.

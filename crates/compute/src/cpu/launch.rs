@@ -43,8 +43,13 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         Kernel::LinearGelu { products, .. } => {
             gemm::needs(simd, *products, [input(0).rows(), input(1).rows(), input(1).columns()])
         }
-        Kernel::LinearGradGelu { products } => {
-            gemm::needs(simd, *products, [input(0).rows(), input(1).columns(), input(1).rows()])
+        Kernel::LinearGradGelu { products } | Kernel::LinearGradGelus { products, .. } => {
+            let [rows, columns] = [input(0).rows(), input(1).columns()];
+            let mut needs = gemm::needs(simd, *products, [rows, columns, input(1).rows()]);
+            if matches!(launch.kernel, Kernel::LinearGradGelus { .. }) {
+                needs.include(rows::norm::sum_needs(rows, columns));
+            }
+            needs
         }
         Kernel::NormGrads(of) => rows::norm::grads_needs(*of, input(0), input(2).elements()),
         Kernel::JointAttention(of) => attention::needs(simd, Sizes::joint(of, input(0))),
@@ -118,15 +123,14 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
             });
         }
         &Kernel::LinearGradGelu { products } => {
-            let (simd, a, b, h) = (context.simd, matrix(operands, 0), matrix(operands, 1), operands.input(2));
+            let d_h = operands.output(0);
+            gelu_grad(context, operands, products, d_h);
+        }
+        &Kernel::LinearGradGelus { products, add } => {
             let columns = operands.input_type(2).shape.columns();
-            let product = Product { a, b, bias: None, add: false, products };
-            gemm::multiply_then(context, product, [operands.output(0)], |[d_h], column| {
-                for row in 0..d_h.rows() {
-                    let h = &h[(d_h.row + row) * columns + column..][..d_h.columns()];
-                    vector::multiply_by_gelu_slope(simd, h, d_h.row_mut(row));
-                }
-            });
+            let [d_h, d_bias] = [0, 1].map(|index| operands.output(index));
+            gelu_grad(context, operands, products, &mut *d_h);
+            rows::norm::bias_sums(context, d_h, columns, d_bias, add);
         }
         Kernel::JointAttention(of) => {
             let sizes = Sizes::joint(of, operands.input_type(0).shape);
@@ -163,6 +167,19 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::Average { decay } => rows::muon::average(context, operands, *decay),
     }
     Ok(())
+}
+
+/// The gradient of an activation's argument, whose slope is multiplied into tiles of the product as they are finished.
+fn gelu_grad(context: &mut Context<'_>, operands: &Operands<'_>, products: DType, d_h: &mut [f32]) {
+    let (simd, a, b, h) = (context.simd, matrix(operands, 0), matrix(operands, 1), operands.input(2));
+    let columns = operands.input_type(2).shape.columns();
+    let product = Product { a, b, bias: None, add: false, products };
+    gemm::multiply_then(context, product, [d_h], |[d_h], column| {
+        for row in 0..d_h.rows() {
+            let h = &h[(d_h.row + row) * columns + column..][..d_h.columns()];
+            vector::multiply_by_gelu_slope(simd, h, d_h.row_mut(row));
+        }
+    });
 }
 
 /// Runs an op; `add` is only ever set for those that can add to their outputs.

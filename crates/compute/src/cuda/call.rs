@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{
     blas::{Blas, IN_A_ROW, Prepared, Product, ProductPlan},
     cudnn::{self, Cudnn},
-    driver::{Arguments, Driver, Function, HeadRows, TensorMap},
+    driver::{Arguments, Driver, Function, HeadRows, MatrixBoxes, TensorMap},
     modules::{Modules, Source},
 };
 use crate::{
@@ -235,6 +235,14 @@ impl<'a> Builder<'a> {
     pub fn give_maps(&mut self, tensors: &[HeadRows]) -> Result<()> {
         for rows in tensors {
             self.maps.push(self.machine.driver.tensor_map(rows)?);
+        }
+        Ok(())
+    }
+
+    /// The same for boxes of matrices.
+    pub fn give_matrix_maps(&mut self, matrices: &[MatrixBoxes]) -> Result<()> {
+        for matrix in matrices {
+            self.maps.push(self.machine.driver.matrix_map(matrix)?);
         }
         Ok(())
     }

@@ -124,6 +124,17 @@ impl HeadRows {
     pub const BOX: usize = 64;
 }
 
+/// A matrix whose rows follow each other, as the copy engine sees it. Addresses and rows are multiples of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MatrixBoxes {
+    pub at: u64,
+    pub real: DType,
+    pub rows: usize,
+    pub columns: usize,
+    /// Rows that one copy moves, of [`HeadRows::BOX`] elements each.
+    pub box_rows: usize,
+}
+
 /// What tells the copy engine about a tensor.
 #[repr(C, align(64))]
 pub(super) struct TensorMap([u8; 128]);
@@ -494,28 +505,47 @@ impl Driver {
     /// A map by which the copy engine brings boxes of heads into shared memory, with pieces of 16 bytes where a swizzle of 128
     /// bytes puts them, and zeroes where there are no rows.
     pub fn tensor_map(&self, rows: &HeadRows) -> Result<TensorMap> {
+        let sizes = [rows.size, rows.heads, rows.positions, rows.samples];
+        let strides = [rows.size, rows.stride, rows.stride * rows.positions];
+        self.encode_map((rows.at, rows.real), sizes, &strides, [HeadRows::BOX, 1, HeadRows::BOX, 1])
+    }
+
+    /// The same for boxes of a matrix.
+    pub fn matrix_map(&self, matrix: &MatrixBoxes) -> Result<TensorMap> {
+        let MatrixBoxes { at, real, rows, columns, box_rows } = *matrix;
+        self.encode_map((at, real), [columns, rows], &[columns], [HeadRows::BOX, box_rows])
+    }
+
+    /// A map of a tensor of D dimensions, the innermost first, whose elements follow each other; strides are those of the others.
+    fn encode_map<const D: usize>(
+        &self,
+        (at, real): (u64, DType),
+        sizes: [usize; D],
+        strides: &[usize],
+        boxes: [usize; D],
+    ) -> Result<TensorMap> {
         const SWIZZLE_128_BYTES: c_int = 3;
         const PROMOTE_256_BYTES: c_int = 3;
-        let element = match rows.real {
+        let element = match real {
             DType::F16 => 6,
             DType::BF16 => 9,
             DType::F32 | DType::E4M3 | DType::E5M2 | DType::U32 => {
                 unreachable!("products of warpgroups are of halves")
             }
         };
-        let bytes = |elements: usize| (elements * rows.real.bytes()) as u64;
-        let sizes = [rows.size, rows.heads, rows.positions, rows.samples].map(|size| size as u64);
-        let strides = [bytes(rows.size), bytes(rows.stride), bytes(rows.stride * rows.positions)];
-        let (boxes, steps) = ([HeadRows::BOX as c_uint, 1, HeadRows::BOX as c_uint, 1], [1 as c_uint; 4]);
+        assert_eq!(strides.len(), D - 1, "a stride for every dimension but the innermost");
+        let sizes = sizes.map(|size| size as u64);
+        let strides: Vec<u64> = strides.iter().map(|elements| (elements * real.bytes()) as u64).collect();
+        let (boxes, steps) = (boxes.map(|size| size as c_uint), [1 as c_uint; D]);
         let mut map = TensorMap([0; 128]);
-        // SAFETY: the driver writes the 128 bytes of a map, which lies at a multiple of 64, and reads four sizes of each kind, three
-        // of strides.
+        // SAFETY: the driver writes the 128 bytes of a map, which lies at a multiple of 64, and reads D sizes of each kind and one
+        // stride less.
         let status = unsafe {
             (self.api.cuTensorMapEncodeTiled)(
                 ptr::from_mut(&mut map).cast(),
                 element,
-                4,
-                rows.at,
+                D as c_uint,
+                at,
                 sizes.as_ptr(),
                 strides.as_ptr(),
                 boxes.as_ptr(),

@@ -3,6 +3,7 @@
 use super::{
     blas::{Epilogue, Factor, Product, WORTH_TIMING},
     call::{Arg, Builder, Fill, Grid},
+    gelu::{self, Tiles},
     modules::Source,
     rows,
 };
@@ -99,10 +100,13 @@ pub(super) fn add(
         }
         &Kernel::LinearGelu { bias, products } => {
             if !own_product(builder, [inputs, outputs], bias, products)? {
-                gelu(builder, [inputs, outputs], bias, products)?;
+                gelu_product(builder, [inputs, outputs], bias, products)?;
             }
         }
-        &Kernel::LinearGradGelu { products } => gelu_gradient(builder, [inputs, outputs], products)?,
+        &Kernel::LinearGradGelu { products } => gelu_gradient(builder, [inputs, outputs], products, None)?,
+        &Kernel::LinearGradGelus { products, add } => {
+            gelu_gradient(builder, [inputs, outputs], products, Some(add))?;
+        }
         Kernel::HeadLoss(head) if head.products.is_eight_bits() => return Ok(false),
         Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
         Kernel::Cast
@@ -233,8 +237,14 @@ fn batch_rows(
     Ok(true)
 }
 
-/// A product and the GELU of it, by the library in one or one after the other: which is faster depends on the shape.
-fn gelu(builder: &mut Builder<'_>, views: [&[View]; 2], has_bias: bool, products: DType) -> Result<()> {
+/// A product and the GELU of it, by the library in one, by our own kernels, or one after the other: which is faster depends on the
+/// shape.
+fn gelu_product(
+    builder: &mut Builder<'_>,
+    views: [&[View]; 2],
+    has_bias: bool,
+    products: DType,
+) -> Result<()> {
     let bias = |builder: &Builder<'_>, inputs: &[View]| has_bias.then(|| builder.pointer(&inputs[2]));
     let fused: &Fill<'_> = &|builder, inputs, outputs| {
         let (h, y) = (Matrix::of(builder, &outputs[0]), Matrix::of(builder, &outputs[1]));
@@ -247,32 +257,61 @@ fn gelu(builder: &mut Builder<'_>, views: [&[View]; 2], has_bias: bool, products
         forward(builder, inputs, h, products, false, plain)?;
         rows::add(builder, &Kernel::Op(Op::Gelu), &outputs[..1], &outputs[1..])
     };
-    fastest(builder, "gelu", views, &[fused, apart])
+    let [narrow, wide] = [Tiles::NARROW, Tiles::WIDE].map(|tiles| {
+        move |builder: &mut Builder<'_>, inputs: &[View], outputs: &[View]| {
+            gelu::forward(builder, tiles, inputs, outputs)
+        }
+    });
+    fastest(builder, "gelu_product", views, &[fused, &narrow, &wide, apart])
 }
 
-/// The gradient of a product's argument times GELU's slope, in one by the library, with the weight as it is or turned first, or
-/// one after the other.
-fn gelu_gradient(builder: &mut Builder<'_>, views: [&[View]; 2], products: DType) -> Result<()> {
+/// The gradient of a product's argument times GELU's slope, in one by the library, with the weight as it is or turned first, by our
+/// own kernels, or one after the other. With `adds`, the sums of its columns as well, which our own kernels take on the way.
+fn gelu_gradient(
+    builder: &mut Builder<'_>,
+    views: [&[View]; 2],
+    products: DType,
+    adds: Option<bool>,
+) -> Result<()> {
+    let with_sums = |builder: &mut Builder<'_>, outputs: &[View], is_there: bool| match adds {
+        Some(add) if is_there => {
+            let sums = Kernel::OpInto { op: Op::LinearGradBias, add };
+            rows::add(builder, &sums, &outputs[..1], &outputs[1..])
+        }
+        _ => Ok(is_there),
+    };
     let slope =
         |builder: &Builder<'_>, inputs: &[View]| Epilogue::GeluSlope { before: builder.pointer(&inputs[2]) };
     let fused: &Fill<'_> = &|builder, inputs, outputs| {
         let (out, epilogue) = (Matrix::of(builder, &outputs[0]), slope(builder, inputs));
         let [d_y, w] = rounded_pair(builder, inputs, products)?;
-        Ok(has_fused_gelu(out) && builder.product(product((d_y, false), (w, false), out, false, epilogue))?)
+        let product = product((d_y, false), (w, false), out, false, epilogue);
+        let is_there = has_fused_gelu(out) && builder.product(product)?;
+        with_sums(builder, outputs, is_there)
     };
     let turned: &Fill<'_> = &|builder, inputs, outputs| {
         let (out, epilogue) = (Matrix::of(builder, &outputs[0]), slope(builder, inputs));
         let [d_y, w] = rounded_pair(builder, inputs, products)?;
         let w = w.turned(builder)?;
-        Ok(has_fused_gelu(out) && builder.product(product((d_y, false), (w, true), out, false, epilogue))?)
+        let product = product((d_y, false), (w, true), out, false, epilogue);
+        let is_there = has_fused_gelu(out) && builder.product(product)?;
+        with_sums(builder, outputs, is_there)
     };
     let apart: &Fill<'_> = &|builder, inputs, outputs| {
         let out = Matrix::of(builder, &outputs[0]);
         input_gradient(builder, inputs, out, products, false)?;
         // Element by element, so the result may take the place of its operand.
-        rows::add(builder, &Kernel::Op(Op::GeluGrad), &[inputs[2], outputs[0]], outputs)
+        let is_there =
+            rows::add(builder, &Kernel::Op(Op::GeluGrad), &[inputs[2], outputs[0]], &outputs[..1])?;
+        with_sums(builder, outputs, is_there)
     };
-    fastest(builder, "gelu_slope", views, &[fused, turned, apart])
+    let [narrow, wide] = [Tiles::NARROW, Tiles::WIDE].map(|tiles| {
+        move |builder: &mut Builder<'_>, inputs: &[View], outputs: &[View]| {
+            gelu::backward(builder, tiles, inputs, outputs, adds)
+        }
+    });
+    let name = if adds.is_some() { "gelu_gradient_sums" } else { "gelu_gradient" };
+    fastest(builder, name, views, &[fused, turned, &narrow, &wide, apart])
 }
 
 /// Adds the fastest way to run a product of the first two inputs, of which the last always runs.

@@ -10,6 +10,7 @@ mod blas;
 mod call;
 mod cudnn;
 mod driver;
+mod gelu;
 mod library;
 mod linear;
 mod milestones;

@@ -34,6 +34,7 @@ pub(super) enum Source {
     DecodeStep,
     AttentionF32,
     AttentionHopper,
+    GeluHopper,
     Transfer,
 }
 
@@ -47,7 +48,7 @@ const HEADERS: [(&str, &str); 6] = [
 ];
 
 impl Source {
-    const ALL: [Source; 19] = [
+    const ALL: [Source; 20] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -66,6 +67,7 @@ impl Source {
         Source::DecodeStep,
         Source::AttentionF32,
         Source::AttentionHopper,
+        Source::GeluHopper,
         Source::Transfer,
     ];
 
@@ -86,6 +88,11 @@ impl Source {
             Source::DecodeStep => {
                 let single = with(&[0], "HEAD", &[64, 128]);
                 [single, with(&[1, 2], "TILES", &[1, 2])].concat()
+            }
+            Source::GeluHopper => {
+                let tiles = [[("COLUMNS", 128), ("CLUSTER", 1)], [("COLUMNS", 192), ("CLUSTER", 2)]];
+                let of = |real| tiles.map(|[columns, cluster]| vec![("REAL", real), columns, cluster]);
+                [of(1), of(2)].concat()
             }
             Source::Transfer => vec![vec![("REAL", 0)]],
             _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
@@ -120,6 +127,7 @@ impl Source {
             Source::DecodeStep => "decode_step.cu",
             Source::AttentionF32 => "attention_f32.cu",
             Source::AttentionHopper => "attention_hopper.cu",
+            Source::GeluHopper => "gelu_hopper.cu",
             Source::Transfer => "transfer.cu",
         }
     }
@@ -144,6 +152,7 @@ impl Source {
             Source::DecodeStep => include_str!("kernels/decode_step.cu"),
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
             Source::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
+            Source::GeluHopper => include_str!("kernels/gelu_hopper.cu"),
             Source::Transfer => include_str!("kernels/transfer.cu"),
         }
     }

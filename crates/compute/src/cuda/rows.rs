@@ -76,6 +76,7 @@ pub(super) fn add(
         Kernel::Average { decay } => muon::average(builder, launch, *decay)?,
         Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. }
+        | Kernel::LinearGradGelus { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
         | Kernel::JointAttentionGrads { .. }

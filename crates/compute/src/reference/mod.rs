@@ -169,6 +169,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::JointSiluGateGrad
         | Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. }
+        | Kernel::LinearGradGelus { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
         | Kernel::JointAttentionGrads { .. }

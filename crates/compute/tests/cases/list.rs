@@ -207,8 +207,11 @@ fn products(cases: &mut Vec<Case>) {
             cases.push(Case { kernel, inputs, outputs, terms: k });
         }
         let inputs = vec![random(&[m, k], 9), random(&[k, n], 10), random(&[m, n], 11)];
-        let (kernel, outputs) = (Kernel::LinearGradGelu { products }, vec![random(&[m, n], 12)]);
-        cases.push(Case { kernel, inputs, outputs, terms: k });
+        let (kernel, mut outputs) = (Kernel::LinearGradGelu { products }, vec![random(&[m, n], 12)]);
+        cases.push(Case { kernel, inputs: inputs.clone(), outputs: outputs.clone(), terms: k });
+        let kernel = Kernel::LinearGradGelus { products, add: m % 2 == 0 };
+        outputs.push(random(&[n], 13));
+        cases.push(Case { kernel, inputs, outputs, terms: k + m });
         cases.push(op(Op::LinearGradInput { products }, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
         let weight = op(Op::LinearGradWeight { products }, vec![random(&[k, m], 6), random(&[k, n], 7)], k);
         cases.extend(into_state(&weight));
@@ -313,13 +316,17 @@ pub fn products_of_rows(m: usize) -> Vec<Case> {
 
 /// Products with GELU and its slope that are large enough for a card to time the ways there are.
 pub fn gelus_worth_timing() -> Vec<Case> {
-    let ((m, n, k), products) = ((256, 768, 512), DType::F32);
+    // Neither rows nor columns are whole tiles.
+    let ((m, n, k), products) = ((328, 1000, 520), DType::F32);
     let inputs = vec![random(&[m, k], 1), random(&[n, k], 2), random(&[n], 3)];
     let kernel = Kernel::LinearGelu { bias: true, products };
     let forward = Case { kernel, inputs, outputs: vec![random(&[m, n], 4); 2], terms: k };
     let inputs = vec![random(&[m, k], 5), random(&[k, n], 6), random(&[m, n], 7)];
-    let kernel = Kernel::LinearGradGelu { products };
-    vec![forward, Case { kernel, inputs, outputs: vec![random(&[m, n], 8)], terms: k }]
+    let (kernel, mut outputs) = (Kernel::LinearGradGelu { products }, vec![random(&[m, n], 8)]);
+    let backward = Case { kernel, inputs: inputs.clone(), outputs: outputs.clone(), terms: k };
+    let kernel = Kernel::LinearGradGelus { products, add: true };
+    outputs.push(random(&[n], 9));
+    vec![forward, backward, Case { kernel, inputs, outputs, terms: k + m }]
 }
 
 /// Rows that take the likeliest token, draw from all, and draw under each limit and all of them.

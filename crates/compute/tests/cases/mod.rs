@@ -68,7 +68,9 @@ impl Case {
                 add
             }
             Kernel::NormGrads(of) => of.add && output > 0,
-            Kernel::JointAttentionGrads { add, .. } => add && output > 0,
+            Kernel::JointAttentionGrads { add, .. } | Kernel::LinearGradGelus { add, .. } => {
+                add && output > 0
+            }
             _ => false,
         };
         let before = match &self.outputs[output].data {
@@ -101,6 +103,11 @@ impl Case {
                 let rows = self.inputs[0].of.shape.rows() as f64;
                 scale.max(rows.sqrt() * largest(&self.inputs[0].reals()))
             }
+            Kernel::LinearGradGelus { .. } if output == 1 => {
+                let rows = self.inputs[0].of.shape.rows() as f64;
+                let factors = largest(&self.inputs[0].reals()) * largest(&self.inputs[1].reals());
+                scale.max((rows * self.terms as f64).sqrt() * factors)
+            }
             _ => scale,
         };
         let products = self.products().epsilon();
@@ -111,7 +118,7 @@ impl Case {
     fn rounded_like(&self, output: usize) -> DType {
         let is_sum_of_first = match self.kernel {
             Kernel::NormGrads(of) => of.bias && output == self.outputs.len() - 1,
-            Kernel::JointAttentionGrads { .. } => output == 1,
+            Kernel::JointAttentionGrads { .. } | Kernel::LinearGradGelus { .. } => output == 1,
             _ => false,
         };
         self.outputs[if is_sum_of_first { 0 } else { output }].of.dtype
@@ -151,7 +158,9 @@ impl Case {
                 }
             }
             Kernel::HeadLoss(head) => head.products = dtype,
-            Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
+            Kernel::LinearGelu { products, .. }
+            | Kernel::LinearGradGelu { products }
+            | Kernel::LinearGradGelus { products, .. } => *products = dtype,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
             | Kernel::JointAttentionGrads { of, .. }
@@ -169,7 +178,9 @@ impl Case {
         match &mut case.kernel {
             Kernel::Op(op) | Kernel::OpInto { op, .. } => *op.products_mut()? = dtype,
             Kernel::HeadLoss(head) => head.products = dtype,
-            Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products = dtype,
+            Kernel::LinearGelu { products, .. }
+            | Kernel::LinearGradGelu { products }
+            | Kernel::LinearGradGelus { products, .. } => *products = dtype,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
             | Kernel::JointAttentionGrads { of, .. }
@@ -188,7 +199,9 @@ impl Case {
                 op.clone().products_mut().copied().unwrap_or(DType::F32)
             }
             Kernel::HeadLoss(head) => head.products,
-            Kernel::LinearGelu { products, .. } | Kernel::LinearGradGelu { products } => *products,
+            Kernel::LinearGelu { products, .. }
+            | Kernel::LinearGradGelu { products }
+            | Kernel::LinearGradGelus { products, .. } => *products,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
             | Kernel::JointAttentionGrads { of, .. }
@@ -280,7 +293,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd | Kernel::JointAttentionGrad(_) => 4.0,
         Kernel::JointAttentionGrads { .. } => 4.0,
         Kernel::NormGrads(_) | Kernel::JointSiluGate | Kernel::JointSiluGateGrad => 4.0,
-        Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } => 4.0,
+        Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) => 0.0,
         Kernel::ScaledProduct { .. } => 0.5,
@@ -321,6 +334,7 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::JointAttention(_) | Kernel::CachedAttention(_) => (&[], &[1]),
         Kernel::JointAttentionGrad(_) => (&[3], &[]),
         Kernel::JointAttentionGrads { .. } => (&[3], &[1]),
+        Kernel::LinearGradGelus { .. } => (&[], &[1]),
         Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),
         Kernel::ScaledProduct { add: true, .. } => (&[0, 1, 2, 3], &[0]),
         Kernel::ScaledProduct { .. } => (&[0, 1, 2, 3], &[]),

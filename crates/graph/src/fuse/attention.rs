@@ -2,7 +2,6 @@
 
 use ironmill_compute::{Attention, Kernel, Op, kernel::joint_parts};
 
-use super::norms::can_move;
 use crate::graph::{Graph, Node, Tensor};
 
 /// A split whose parts only an attention and its gradient read, and the concatenation of the parts' gradients.
@@ -80,23 +79,6 @@ fn concat_of(
         && graph.nodes[concat].inputs == node.outputs
         && node.outputs.iter().all(|d| readers[d.0] == [concat] && !graph.kept.contains(d));
     is_whole.then_some(concat)
-}
-
-/// The gradient of the bias of the product before an attention is the sum of the rows that the attention's gradient writes.
-pub(super) fn fuse_one_bias_gradient(graph: &mut Graph) -> bool {
-    let found = (0..graph.nodes.len()).find_map(|bias| {
-        let Kernel::OpInto { op: Op::LinearGradBias, add } = graph.nodes[bias].kernel else { return None };
-        let d_qkv = graph.nodes[bias].inputs[0];
-        let index = (0..bias).find(|&index| graph.nodes[index].outputs[0] == d_qkv)?;
-        let Kernel::JointAttentionGrad(of) = graph.nodes[index].kernel else { return None };
-        can_move(graph, bias, index).then_some((index, bias, Kernel::JointAttentionGrads { of, add }))
-    });
-    let Some((index, bias, kernel)) = found else { return false };
-    let d_bias = graph.nodes[bias].outputs[0];
-    graph.nodes[index].kernel = kernel;
-    graph.nodes[index].outputs.push(d_bias);
-    graph.nodes.remove(bias);
-    true
 }
 
 /// A split whose queries an attention reads over the caches that its keys and values go into, all in a row.

@@ -2,7 +2,7 @@
 
 use ironmill_compute::{Kernel, Op};
 
-use super::{producers, touches};
+use super::{norms::can_move, producers, touches};
 use crate::graph::{Graph, Node, Tensor};
 
 /// The gradient of a norm and the sum with the gradient that flows around it become one pass over the rows.
@@ -42,6 +42,28 @@ pub(super) fn fuse_one_product_and_gelu_gradient(graph: &mut Graph) -> bool {
         let (outputs, stage) = (graph.nodes[slope].outputs.clone(), graph.nodes[product].stage);
         Some((product, Node { kernel, inputs, outputs, stage }))
     })
+}
+
+/// The gradient of the bias of the product before an attention or an activation is the sum of the rows that the gradient of these
+/// writes.
+pub(super) fn fuse_one_bias_gradient(graph: &mut Graph) -> bool {
+    let found = (0..graph.nodes.len()).find_map(|bias| {
+        let Kernel::OpInto { op: Op::LinearGradBias, add } = graph.nodes[bias].kernel else { return None };
+        let d_y = graph.nodes[bias].inputs[0];
+        let index = (0..bias).find(|&index| graph.nodes[index].outputs[0] == d_y)?;
+        let kernel = match graph.nodes[index].kernel {
+            Kernel::JointAttentionGrad(of) => Kernel::JointAttentionGrads { of, add },
+            Kernel::LinearGradGelu { products } => Kernel::LinearGradGelus { products, add },
+            _ => return None,
+        };
+        can_move(graph, bias, index).then_some((index, bias, kernel))
+    });
+    let Some((index, bias, kernel)) = found else { return false };
+    let d_bias = graph.nodes[bias].outputs[0];
+    graph.nodes[index].kernel = kernel;
+    graph.nodes[index].outputs.push(d_bias);
+    graph.nodes.remove(bias);
+    true
 }
 
 /// Finds a second node and the fused one that takes its place, and removes the first. `producer` gives the node that

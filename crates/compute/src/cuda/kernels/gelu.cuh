@@ -5,24 +5,39 @@ constexpr float GELU_SCALE = 0.7978845608028654f;
 constexpr float GELU_CUBE = 0.044715f;
 
 // Beyond ±10 the slopes of all activations are 0 or 1; x² and x³ may overflow there. Keeps what is not a number.
-__device__ __forceinline__ float near_zero(float x) { return x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x; }
+__device__ __forceinline__ float near_zero(float x) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-10.0f));
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(y) : "f"(10.0f));
+    return y;
+}
 
-// ½(1 + tanh u) is the sigmoid of 2u; this is e⁻²ᵘ.
+// ½(1 + tanh u) is the sigmoid of 2u; the decay is e⁻²ᵘ. Far below zero it overflows to infinity and GELU is zero.
+#if REAL == 0
 __device__ __forceinline__ float gelu_decay(float x) {
-    return exp_real(-2.0f * GELU_SCALE * (x + GELU_CUBE * x * x * x));
+    return expf(-2.0f * GELU_SCALE * (x + GELU_CUBE * x * x * x));
 }
-
-__device__ __forceinline__ float gelu_of(float x) {
-    // Far below zero the decay overflows to infinity and the quotient is zero.
-    return divide_real(x, 1.0f + gelu_decay(x));
-}
-
+__device__ __forceinline__ float gelu_of(float x) { return x / (1.0f + gelu_decay(x)); }
 __device__ __forceinline__ float gelu_slope(float at) {
-    const float x = near_zero(at), decay = gelu_decay(x);
-    const float sigmoid = divide_real(1.0f, 1.0f + decay);
+    const float x = near_zero(at), decay = gelu_decay(x), sigmoid = 1.0f / (1.0f + decay);
     const float inner = GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
     return sigmoid * (1.0f + 2.0f * x * (decay * sigmoid) * inner);
 }
+#else
+// In halves every instruction counts, because products wait for them: constants are multiplied beforehand.
+__device__ __forceinline__ float gelu_sigmoid(float x) {
+    constexpr float LINEAR = -2.0f * GELU_SCALE * 1.4426950408889634f, CUBE = LINEAR * GELU_CUBE;
+    return reciprocal(1.0f + power_of_two(x * (LINEAR + CUBE * (x * x))));
+}
+__device__ __forceinline__ float gelu_of(float x) { return x * gelu_sigmoid(x); }
+// The slope where x is near zero already.
+__device__ __forceinline__ float gelu_slope_near(float x) {
+    constexpr float CONSTANT = 2.0f * GELU_SCALE, SQUARE = 3.0f * CONSTANT * GELU_CUBE;
+    const float sigmoid = gelu_sigmoid(x), rise = x * (CONSTANT + SQUARE * (x * x));
+    return sigmoid + sigmoid * (rise - sigmoid * rise);
+}
+__device__ __forceinline__ float gelu_slope(float x) { return gelu_slope_near(near_zero(x)); }
+#endif
 
 __device__ __forceinline__ float silu_gate_of(float gate, float up) {
     // The decay overflows to infinity where the quotient is zero.

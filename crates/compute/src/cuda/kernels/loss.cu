@@ -14,13 +14,6 @@ constexpr u32 MOST_THREADS = 512;
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// 2ˣ with an error in the last two bits.
-__device__ __forceinline__ float power_of_two(float x) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-}
-
 // e^(x − top) for sums that end in an f32: exact near the top, where the terms count.
 __device__ __forceinline__ float term(float x, float top) {
 #if REAL == 0

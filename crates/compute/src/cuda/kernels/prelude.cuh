@@ -178,6 +178,18 @@ __device__ __forceinline__ void let_next_begin() {
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
+// 2 to the power of x and 1/x in one instruction each, to about twenty bits. What is too small to be normal is zero.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // eˣ and a/b as exactly as the stored type can show: in f32 to the last bits, in halves to about twenty.
 __device__ __forceinline__ float exp_real(float x) {
 #if REAL == 0

@@ -1,6 +1,63 @@
-// Products by a warpgroup of 128 threads straight from shared memory, which Hopper's multiprocessors alone have. Operands lie in
-// sheets: rows of 64 elements, where piece p (of 16 bytes) of row r is at place p ^ (r % 8). Comes after prelude.cuh.
+// Instructions that Hopper's multiprocessors alone have: products by a warpgroup of 128 threads straight from shared
+// memory, copies of tiles by the copy engine, and the barriers that both report to. Comes after prelude.cuh.
 #pragma once
+#include "matrix.cuh"
+
+constexpr int GROUP_THREADS = 128, GROUP_WARPS = 4, GROUP_ROWS = 64;
+
+// Tiles lie in shared memory as the copy engine writes them with a swizzle of 128 bytes: a sheet has rows of 64
+// elements, piece p (of 16 bytes) of row r is at place p ^ (r % 8). Sheets begin at multiples of 1024 bytes.
+constexpr int SHEET_ROW_BYTES = 128;
+
+// What tells the copy engine about a tensor: `TensorMap` of the driver. Kernels take it by value.
+struct alignas(64) TensorMap { u64 words[16]; };
+#define MAP const __grid_constant__ TensorMap
+
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// ---- Barriers ----------------------------------------------------------------------------------------------------
+
+// `barrier` is complete when one thread has arrived and all bytes that it expects are there.
+__device__ __forceinline__ void barrier_begin(u32 barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}"
+        ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Threads of one warpgroup wait for each other. Barrier 0 is that of the block. Each number stands in the code, because
+// a block that might use any of them is given them all.
+template <int NUMBER = 1> __device__ __forceinline__ void group_wait(int group) {
+    if constexpr (NUMBER < 4) {
+        if (group + 1 != NUMBER) return group_wait<NUMBER + 1>(group);
+    }
+    asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(GROUP_THREADS) : "memory");
+}
+
+// Counts a warp that is done with something; true for the last of `warps`. Called by one lane. Needs no order: what the
+// warp did with it has come to an end, either products that were waited for or loads whose numbers were used.
+__device__ __forceinline__ bool is_last(u32 counter, int warps) {
+    u32 before;
+    asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(counter) : "memory");
+    return (before + 1) % warps == 0;
+}
+
+// ---- Products ----------------------------------------------------------------------------------------------------
 
 // How the matrix units find an operand: its address, the distance of the sheets where columns of a product run along
 // rows of a tile, 1024 bytes from eight rows to the next eight, and the swizzle.
@@ -51,4 +108,17 @@ template <bool ADD> __device__ __forceinline__ void product_rows(float (&sums)[6
                  "wgmma.mma_async.sync.aligned.m64n128k16" PRODUCT_TYPES
                  "{" PLACES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
                  : NUMBERS_64(sums) : "l"(a), "l"(b), "n"(int(ADD)));
+}
+// ---- Results -----------------------------------------------------------------------------------------------------
+
+// The sums over eight lanes, 4 apart, of 2·HALF numbers: each gives half of what it has to another lane and keeps the other half,
+// until two numbers are left.
+template <int HALF> __device__ __forceinline__ void sum_lanes(float (&own)[16], int lane) {
+    bool is_upper = lane & 2 * HALF;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float lower = own[i], upper = own[i + HALF], given = is_upper ? lower : upper;
+        own[i] = (is_upper ? upper : lower) + __shfl_xor_sync(0xffffffffu, given, 2 * HALF);
+    }
+    if constexpr (HALF > 2) sum_lanes<HALF / 2>(own, lane);
 }

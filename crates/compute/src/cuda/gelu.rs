@@ -1,0 +1,122 @@
+//! Products with GELU by our own kernels on Hopper's matrix units: `gelu_hopper.cu`, which says how they work.
+
+use super::{
+    call::{Arg, Builder, Grid},
+    driver::MatrixBoxes,
+    modules::Source,
+    rows,
+};
+use crate::{device::View, error::Result, tensor::DType};
+
+/// The tiles of a kernel and the blocks of a cluster, which share what they read.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles {
+    columns: usize,
+    cluster: usize,
+}
+
+impl Tiles {
+    /// Every block for itself.
+    pub const NARROW: Tiles = Tiles { columns: 128, cluster: 1 };
+    /// Pairs of blocks, which read the least.
+    pub const WIDE: Tiles = Tiles { columns: 192, cluster: 2 };
+
+    const ROWS: usize = 128;
+    /// Terms of the sums in a stage, and elements of a row of a sheet.
+    const DEPTH: usize = 64;
+    /// Warpgroups that take turns.
+    const CONSUMERS: usize = 2;
+
+    /// Shared memory of a block that exchanges so many sheets of each warpgroup's results with the copy engine: what they leave is
+    /// stages.
+    fn shared_bytes(self, sheets: usize) -> usize {
+        const MOST: usize = 232_448;
+        const RING: usize = 256;
+        const HALF: usize = 2;
+        let stage = (Self::ROWS + self.columns) * Self::DEPTH * HALF;
+        let rest = Self::CONSUMERS * sheets * Self::ROWS * Self::DEPTH * HALF + RING;
+        rest + (MOST - rest) / stage * stage
+    }
+
+    /// A block for every multiprocessor, which stays there, but not more clusters than there is work.
+    fn grid(self, builder: &Builder<'_>, [rows, columns]: [usize; 2], sheets: usize) -> Grid {
+        const THREADS: u32 = 384;
+        let units = rows.div_ceil(Self::ROWS * self.cluster) * columns.div_ceil(self.columns);
+        let clusters = units.min(builder.multiprocessors() / self.cluster);
+        let shared_bytes = u32::try_from(self.shared_bytes(sheets)).expect("a block's shared memory");
+        Grid { shared_bytes, ..Grid::new(clusters * self.cluster, THREADS) }
+    }
+
+    fn settings(self) -> [(&'static str, usize); 2] {
+        [("COLUMNS", self.columns), ("CLUSTER", self.cluster)]
+    }
+}
+
+/// The one type of a product's operands, where the kernels can take it: halves whose rows begin at multiples of 16 bytes.
+fn suitable<'a>(builder: &Builder<'_>, views: impl IntoIterator<Item = &'a View> + Clone) -> Option<DType> {
+    let real = views.clone().into_iter().next()?.of.dtype;
+    let suits = |view: &View| {
+        let of = view.of;
+        let is_there = of.shape.elements() > 0;
+        let is_aligned = view.offset_bytes.is_multiple_of(16) && of.shape.columns().is_multiple_of(8);
+        of.dtype == real && is_there && is_aligned
+    };
+    let is_half = real == DType::BF16 || real == DType::F16;
+    (builder.has_warpgroup_products() && is_half && views.into_iter().all(suits)).then_some(real)
+}
+
+/// Boxes of so many rows of a view.
+fn boxes(builder: &Builder<'_>, view: &View, box_rows: usize) -> MatrixBoxes {
+    let Arg::Pointer(at) = builder.pointer(view) else { unreachable!("operands have addresses") };
+    let (rows, columns) = (view.of.shape.rows(), view.of.shape.columns());
+    MatrixBoxes { at, real: view.of.dtype, rows, columns, box_rows }
+}
+
+/// `(x, w, bias if any) → h, GELU(h)`; false where there is no kernel for it.
+pub(super) fn forward(
+    builder: &mut Builder<'_>,
+    tiles: Tiles,
+    inputs: &[View],
+    outputs: &[View],
+) -> Result<bool> {
+    let Some(real) = suitable(builder, inputs.iter().chain(outputs)) else { return Ok(false) };
+    let ([x, w], [h, y]) = ([&inputs[0], &inputs[1]], [&outputs[0], &outputs[1]]);
+    let (rows, columns, depth) = (x.of.shape.rows(), w.of.shape.rows(), w.of.shape.columns());
+    let maps = [(x, Tiles::ROWS), (w, tiles.columns / tiles.cluster), (h, Tiles::ROWS), (y, Tiles::ROWS)]
+        .map(|(view, box_rows)| boxes(builder, view, box_rows));
+    let bias = inputs.get(2).map_or(Arg::Pointer(0), |bias| builder.pointer(bias));
+    let grid = tiles.grid(builder, [rows, columns], 2);
+    let arguments = [bias, rows.into(), columns.into(), depth.into()];
+    builder.give_matrix_maps(&maps)?;
+    builder.kernel(Source::GeluHopper, "product_gelu", real, &tiles.settings(), grid, &arguments)?;
+    Ok(true)
+}
+
+/// `(d_y, w, h) → GELU′(h)·(d_y·w), the sums of its columns`, which are left out or, with `adds`, written or added; false where
+/// there is no kernel for it.
+pub(super) fn backward(
+    builder: &mut Builder<'_>,
+    tiles: Tiles,
+    inputs: &[View],
+    outputs: &[View],
+    adds: Option<bool>,
+) -> Result<bool> {
+    let Some(real) = suitable(builder, inputs.iter().chain(&outputs[..1])) else { return Ok(false) };
+    let ([d_y, w, h], d_h) = ([&inputs[0], &inputs[1], &inputs[2]], &outputs[0]);
+    let (rows, columns, depth) = (d_y.of.shape.rows(), w.of.shape.columns(), w.of.shape.rows());
+    let maps = [(d_y, Tiles::ROWS), (w, Tiles::DEPTH / tiles.cluster), (h, Tiles::ROWS), (d_h, Tiles::ROWS)]
+        .map(|(view, box_rows)| boxes(builder, view, box_rows));
+    let chunks = rows.div_ceil(Tiles::ROWS);
+    let partials = match adds {
+        Some(_) => builder.scratch(chunks * columns * size_of::<f32>()),
+        None => Arg::Pointer(0),
+    };
+    let grid = tiles.grid(builder, [rows, columns], tiles.columns / Tiles::DEPTH);
+    let arguments = [partials, rows.into(), columns.into(), depth.into()];
+    builder.give_matrix_maps(&maps)?;
+    builder.kernel(Source::GeluHopper, "product_gelu_slope", real, &tiles.settings(), grid, &arguments)?;
+    if let Some(adds) = adds {
+        rows::finish_columns(builder, real, partials, &outputs[1..], [chunks, columns], adds)?;
+    }
+    Ok(true)
+}

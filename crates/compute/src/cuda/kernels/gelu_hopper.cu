@@ -1,0 +1,468 @@
+// Products with GELU on Hopper: y = GELU(h), h = x·wᵀ + bias, and the gradient d_h = (d_y·w) ⊙ GELU'(h) with the sums
+// of its columns.
+//
+// The library multiplies a tile, then works on it while the matrix units stand still, which costs a third of the
+// product. Here a block stays on its multiprocessor and two warpgroups take turns: one multiplies a tile of its own while
+// the other takes exponentials of the tile before and hands it to the copy engine. A third warpgroup does nothing but ask
+// the copy engine for what comes next into a ring of stages.
+//
+// Tiles are 128 rows by COLUMNS. Wide ones read less from the cache for each product, and a cluster of two blocks, one
+// below the other, less again: each fetches half of the weights that both need, and the copy engine brings it to both.
+// But what two blocks share they wait for together.
+#include "prelude.cuh"
+#include "gelu.cuh"
+#include "warpgroup.cuh"
+
+#ifndef COLUMNS
+#define COLUMNS 128
+#endif
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+
+#if REAL != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- Sizes -------------------------------------------------------------------------------------------------------
+
+constexpr int ROWS = 128, DEPTH = 64;
+constexpr int SHEETS = COLUMNS / 64, SHEET_BYTES = ROWS * SHEET_ROW_BYTES;
+constexpr int LEFT_BYTES = ROWS * DEPTH * 2, RIGHT_BYTES = COLUMNS * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * GROUP_THREADS;
+// Sheets by which a warpgroup exchanges results with the copy engine: one of h and one of y, or all of h at once.
+template <bool BACKWARD> constexpr int KEPT_SHEETS = BACKWARD ? SHEETS : 2;
+constexpr int MOST_SHARED_BYTES = 232448, RING_BYTES = 256;
+template <bool BACKWARD> constexpr int REST_BYTES = CONSUMERS * KEPT_SHEETS<BACKWARD> * SHEET_BYTES + RING_BYTES;
+template <bool BACKWARD> constexpr int STAGES = (MOST_SHARED_BYTES - REST_BYTES<BACKWARD>) / STAGE_BYTES;
+
+// ---- Clusters ----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 rank_in_cluster() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// All threads of all blocks of the cluster meet.
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_begin_counted(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Arrives at the barrier that lies at this place of another block, or of this one. The order is that of a block, not of
+// the cluster, which would cost a fence as long as two stages: what was read with it has come to an end.
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+        ::"r"(barrier), "r"(rank) : "memory");
+}
+
+// ---- Copies ------------------------------------------------------------------------------------------------------
+
+// A box of a matrix to this block, or to the same place of all blocks of the cluster, whose barriers at the same place
+// learn of it.
+template <bool TO_ALL>
+__device__ __forceinline__ void copy_box(u32 to, u32 barrier, const TensorMap* map, u32 column, u32 row) {
+    if constexpr (!TO_ALL) {
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%3, %4}], [%2];"
+                     ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                     "[%0], [%1, {%3, %4}], [%2], %5;"
+                     ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
+    }
+}
+// A box from shared memory; what lies outside of the matrix is not written.
+__device__ __forceinline__ void store_box(const TensorMap* map, u32 from, u32 column, u32 row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(from), "r"(column), "r"(row) : "memory");
+}
+__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until shared memory that was given to stores may be written again.
+__device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Orders what this thread wrote to shared memory before what the copy engine reads.
+__device__ __forceinline__ void writes_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Counterpart of `load_matrices`.
+__device__ __forceinline__ void store_matrices(u32 to, const u32 (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
+}
+
+// ---- Turns -------------------------------------------------------------------------------------------------------
+
+// A warpgroup waits for its turn at the matrix units, and gives it to the other one.
+__device__ __forceinline__ void turn_wait(int group) {
+    if (group == 0) asm volatile("bar.sync 3, 256;" ::: "memory");
+    else asm volatile("bar.sync 4, 256;" ::: "memory");
+}
+__device__ __forceinline__ void turn_give(int group) {
+    if (group == 0) asm volatile("bar.arrive 3, 256;" ::: "memory");
+    else asm volatile("bar.arrive 4, 256;" ::: "memory");
+}
+
+// The threads of a warpgroup wait for each other.
+__device__ __forceinline__ void finished_wait(int group) {
+    if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
+    else asm volatile("bar.sync 2, 128;" ::: "memory");
+}
+
+// ---- Products ----------------------------------------------------------------------------------------------------
+
+#define PLACES_96 PLACES_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NUMBERS_96(d) NUMBERS_32(d, 0), NUMBERS_32(d, 32), NUMBERS_32(d, 64)
+
+// sums [64, 2·N] = or += a [64, 16] · b [16, 2·N]; the terms of b run along rows, or are its rows.
+template <bool TERMS_ARE_ROWS> __device__ __forceinline__ void product(float (&sums)[64], u64 a, u64 b, u32 add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16" PRODUCT_TYPES
+                 "{" PLACES_64 "}, %64, %65, add, 1, 1, 0, %67;\n}"
+                 : NUMBERS_64(sums) : "l"(a), "l"(b), "r"(add), "n"(int(TERMS_ARE_ROWS)));
+}
+template <bool TERMS_ARE_ROWS> __device__ __forceinline__ void product(float (&sums)[96], u64 a, u64 b, u32 add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n192k16" PRODUCT_TYPES
+                 "{" PLACES_96 "}, %96, %97, add, 1, 1, 0, %99;\n}"
+                 : NUMBERS_96(sums) : "l"(a), "l"(b), "r"(add), "n"(int(TERMS_ARE_ROWS)));
+}
+
+// One tile, 64 rows after the other.
+typedef float Sums[2][COLUMNS / 2];
+
+template <bool BACKWARD> __device__ __forceinline__ void multiply_stage(Sums& sums, u32 stage, bool is_first) {
+    constexpr u32 RIGHT_SHEET = DEPTH * SHEET_ROW_BYTES;
+    u64 a = operand(stage, 16), b = operand(stage + LEFT_BYTES, BACKWARD ? RIGHT_SHEET : 16);
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++) {
+        // In the units of operands: 16 terms along rows are 32 bytes, 16 rows are 2048.
+        u64 left = a + k * 2, right = b + k * (BACKWARD ? 128 : 2);
+        u32 add = !is_first || k > 0;
+        product<BACKWARD>(sums[0], left, right, add);
+        product<BACKWARD>(sums[1], left + 64 * SHEET_ROW_BYTES / 16, right, add);
+    }
+}
+
+// ---- Work --------------------------------------------------------------------------------------------------------
+
+// Which tile a block multiplies when: clusters take tiles in bands of BAND clusters' rows, column by column, so that what
+// they read about the same time is little and stays in the cache.
+constexpr u32 BAND = 8;
+
+struct Plan {
+    u32 row_units, column_units, clusters, cluster, rank;
+    __device__ __forceinline__ Plan(u32 rows, u32 columns) {
+        row_units = (rows + ROWS * CLUSTER - 1) / (ROWS * CLUSTER);
+        column_units = (columns + COLUMNS - 1) / COLUMNS;
+        clusters = gridDim.x / CLUSTER;
+        cluster = blockIdx.x / CLUSTER;
+        rank = rank_in_cluster();
+    }
+    // Tiles that each block of this cluster multiplies.
+    __device__ __forceinline__ u32 tiles() const {
+        u32 units = row_units * column_units;
+        return units > cluster ? (units - cluster + clusters - 1) / clusters : 0;
+    }
+    __device__ __forceinline__ void place(u32 tile, u32& row, u32& column) const {
+        u32 unit = cluster + tile * clusters, band = unit / (BAND * column_units), within = unit % (BAND * column_units);
+        u32 height = min(BAND, row_units - band * BAND);
+        row = ((band * BAND + within % height) * CLUSTER + rank) * ROWS;
+        column = within / height * COLUMNS;
+    }
+};
+
+// The barriers behind everything else in shared memory.
+template <int STAGES> struct Ring {
+    u32 at;
+    __device__ __forceinline__ u32 full(u32 stage) const { return at + stage * 8; }
+    __device__ __forceinline__ u32 empty(u32 stage) const { return at + (STAGES + stage) * 8; }
+    __device__ __forceinline__ u32 kept(int group) const { return at + (2 * STAGES + group) * 8; }
+    __device__ __forceinline__ void begin() const {
+        for (u32 stage = 0; stage < STAGES; stage++) {
+            barrier_begin(full(stage));
+            barrier_begin_counted(empty(stage), GROUP_WARPS * CLUSTER);
+        }
+        for (int group = 0; group < CONSUMERS; group++) barrier_begin(kept(group));
+        barriers_begun();
+    }
+};
+
+// A place in the ring.
+template <int STAGES> struct Place {
+    u32 stage, round;
+    __device__ __forceinline__ explicit Place(u32 step) : stage(step % STAGES), round(step / STAGES) {}
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            round++;
+        }
+    }
+};
+
+// The thread that keeps the ring full.
+template <bool BACKWARD>
+__device__ __forceinline__ void fetch_all(const Plan& plan, const Ring<STAGES<BACKWARD>>& ring, u32 stages,
+                                          const TensorMap* left, const TensorMap* right, u32 steps) {
+    Place<STAGES<BACKWARD>> at(0);
+    for (u32 tile = 0; tile < plan.tiles(); tile++) {
+        u32 row, column;
+        plan.place(tile, row, column);
+        for (u32 step = 0; step < steps; step++, at.next()) {
+            u32 full = ring.full(at.stage), to = stages + at.stage * STAGE_BYTES, term = step * DEPTH;
+            barrier_wait(ring.empty(at.stage), at.round % 2 ^ 1);
+            barrier_expect(full, STAGE_BYTES);
+            copy_box<false>(to, full, left, term, row);
+            u32 right_to = to + LEFT_BYTES;
+            if constexpr (BACKWARD) {
+                constexpr u32 SHARE = DEPTH / CLUSTER;
+#pragma unroll
+                for (int sheet = 0; sheet < SHEETS; sheet++) {
+                    u32 own = (sheet * DEPTH + plan.rank * SHARE) * SHEET_ROW_BYTES;
+                    copy_box<(CLUSTER > 1)>(right_to + own, full, right, column + sheet * 64, term + plan.rank * SHARE);
+                }
+            } else {
+                constexpr u32 SHARE = COLUMNS / CLUSTER;
+                u32 own = plan.rank * SHARE;
+                copy_box<(CLUSTER > 1)>(right_to + own * SHEET_ROW_BYTES, full, right, term, column + own);
+            }
+        }
+    }
+}
+
+// Where lane l's row of four 8×8 matrices lies in a warp's 16 rows of a sheet: rows 0.. and 8.. of piece n, then of the
+// piece after it.
+__device__ __forceinline__ u32 matrices_at(u32 rows, int n, int lane) {
+    u32 row = lane % 16, piece = n + lane / 16;
+    return rows + row * SHEET_ROW_BYTES + ((piece ^ (row & 7)) << 4);
+}
+
+// Two elements between −10 and 10, beyond which GELU's slope is 0 or 1.
+__device__ __forceinline__ u32 pair_near_zero(u32 pair) {
+#if REAL == 1
+    asm("max.NaN.bf16x2 %0, %0, %1;\nmin.NaN.bf16x2 %0, %0, %2;" : "+r"(pair) : "r"(0xc120c120u), "r"(0x41204120u));
+#else
+    asm("max.NaN.f16x2 %0, %0, %1;\nmin.NaN.f16x2 %0, %0, %2;" : "+r"(pair) : "r"(0xc900c900u), "r"(0x49004900u));
+#endif
+    return pair;
+}
+
+// The bias of a lane's columns in a sheet that begins at `column`.
+__device__ __forceinline__ void load_bias(u32 (&added)[8], const real* bias, u32 column, u32 columns) {
+    const u32* pairs = reinterpret_cast<const u32*>(bias);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        u32 at = column + n * 8 + threadIdx.x % 4 * 2;
+        added[n] = bias && at < columns ? pairs[at / 2] : 0;
+    }
+}
+
+// h and y of a tile, a sheet after the other, each by way of one sheet in shared memory.
+__device__ __forceinline__ void finish_forward(const Sums& sums, u32 kept, const TensorMap* h_map,
+                                               const TensorMap* y_map, const real* bias, u32 row, u32 column,
+                                               u32 columns, int group) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS;
+    bool is_first = threadIdx.x % GROUP_THREADS == 0;
+#pragma unroll
+    for (int sheet = 0; sheet < SHEETS; sheet++) {
+        u32 added[8];
+        load_bias(added, bias, column + sheet * 64, columns);
+        if (is_first) stores_wait();
+        finished_wait(group);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 rows = kept + (half * 64 + warp * 16) * SHEET_ROW_BYTES;
+#pragma unroll
+            for (int n = 0; n < 8; n += 2) {
+                u32 h[4], y[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float shift[2];
+                    widen_pair(added[n + i / 2], shift, real());
+                    int at = (sheet * 8 + n) * 4 + 2 * i;
+                    float low = sums[half][at] + shift[0], high = sums[half][at + 1] + shift[1];
+                    h[i] = pack(low, high);
+                    y[i] = pack(gelu_of(low), gelu_of(high));
+                }
+                u32 to = matrices_at(rows, n, lane);
+                store_matrices(to, h);
+                store_matrices(to + SHEET_BYTES, y);
+            }
+        }
+        writes_for_copies();
+        finished_wait(group);
+        if (is_first) {
+            store_box(h_map, kept, column + sheet * 64, row);
+            store_box(y_map, kept + SHEET_BYTES, column + sheet * 64, row);
+            stores_commit();
+        }
+    }
+}
+
+// The sums of a warp's share of a tile's columns, to `to` and on: a row of ones times the tile, by the matrix units.
+__device__ __forceinline__ void sum_columns(u32 kept, float* to, u32 column, u32 columns) {
+    constexpr u32 ONE = REAL == 1 ? 0x3f803f80u : 0x3c003c00u;
+    const u32 ones[4] = {ONE, ONE, ONE, ONE};
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS;
+#pragma unroll
+    for (int pair = 0; pair < COLUMNS / 16 / GROUP_WARPS; pair++) {
+        int n = 2 * (warp * (COLUMNS / 16 / GROUP_WARPS) + pair);
+        float sums[2][4] = {};
+#pragma unroll
+        for (int row = 0; row < ROWS; row += 16) {
+            u32 terms[4];
+            load_matrices_transposed(terms, matrices_at(kept + n / 8 * SHEET_BYTES + row * SHEET_ROW_BYTES, n % 8, lane));
+            multiply(sums[0], ones, terms[0], terms[1]);
+            multiply(sums[1], ones, terms[2], terms[3]);
+        }
+        // All rows of these sums are the same.
+        u32 at = column + n * 8 + lane * 2;
+        if (lane < 4 && at < columns) *reinterpret_cast<float2*>(to + at) = make_float2(sums[0][0], sums[0][1]);
+        if (lane < 4 && at + 8 < columns) *reinterpret_cast<float2*>(to + at + 8) = make_float2(sums[1][0], sums[1][1]);
+    }
+}
+
+// d_h of a tile in place of h, which is there, and the sums of its columns. What comes next of h is asked for before it is
+// needed: the matrix units read the same memory, and every answer takes its time.
+__device__ __forceinline__ void finish_backward(const Sums& sums, u32 kept, const TensorMap* d_h_map,
+                                                float* column_sums, u32 row, u32 column, u32 rows_in_all, u32 columns,
+                                                int group) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS;
+    constexpr int PAIRS = SHEETS * 4;
+    u32 h[2][2][4];
+    auto at = [&](int pair, int half) {
+        u32 rows = kept + pair / 4 * SHEET_BYTES + (half * 64 + warp * 16) * SHEET_ROW_BYTES;
+        return matrices_at(rows, pair % 4 * 2, lane);
+    };
+    load_matrices(h[0][0], at(0, 0));
+    load_matrices(h[0][1], at(0, 1));
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; pair++) {
+        if (pair + 1 < PAIRS) {
+            load_matrices(h[(pair + 1) % 2][0], at(pair + 1, 0));
+            load_matrices(h[(pair + 1) % 2][1], at(pair + 1, 1));
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 (&numbers)[4] = h[pair % 2][half];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float x[2];
+                widen_pair(pair_near_zero(numbers[i]), x, real());
+                float low = sums[half][pair * 8 + 2 * i] * gelu_slope_near(x[0]);
+                float high = sums[half][pair * 8 + 2 * i + 1] * gelu_slope_near(x[1]);
+                numbers[i] = pack(low, high);
+            }
+            store_matrices(at(pair, half), numbers);
+        }
+    }
+    writes_for_copies();
+    finished_wait(group);
+    if (threadIdx.x % GROUP_THREADS == 0) {
+#pragma unroll
+        for (int sheet = 0; sheet < SHEETS; sheet++) {
+            store_box(d_h_map, kept + sheet * SHEET_BYTES, column + sheet * 64, row);
+        }
+        stores_commit();
+    }
+    if (column_sums) {
+        if (row < rows_in_all) sum_columns(kept, column_sums + (u64)(row / ROWS) * columns, column, columns);
+        finished_wait(group);
+    }
+}
+
+template <bool BACKWARD>
+__device__ __forceinline__ void run(const TensorMap* left, const TensorMap* right, const TensorMap* h_map,
+                                    const TensorMap* out_map, const real* bias, float* column_sums, u32 rows,
+                                    u32 columns, u32 depth) {
+    constexpr int STAGES = ::STAGES<BACKWARD>, KEPT_BYTES = KEPT_SHEETS<BACKWARD> * SHEET_BYTES;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    u32 stages = shared_address(memory), all_kept = stages + STAGES * STAGE_BYTES;
+    Ring<STAGES> ring{all_kept + CONSUMERS * KEPT_BYTES};
+    Plan plan(rows, columns);
+    u32 tiles = plan.tiles(), steps = (depth + DEPTH - 1) / DEPTH;
+    if (threadIdx.x == 0) {
+        prefetch_map(left);
+        prefetch_map(right);
+        prefetch_map(h_map);
+        prefetch_map(out_map);
+        ring.begin();
+    }
+    cluster_wait();
+
+    if (threadIdx.x < GROUP_THREADS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) fetch_all<BACKWARD>(plan, ring, stages, left, right, steps);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        int group = threadIdx.x / GROUP_THREADS - 1, lane = threadIdx.x % 32;
+        bool is_first = threadIdx.x % GROUP_THREADS == 0;
+        u32 kept = all_kept + group * KEPT_BYTES;
+        // A stage may be overwritten when all blocks that it goes to are done with it: a lane tells each of them.
+        auto release = [&](u32 stage) {
+            if (lane < CLUSTER) barrier_arrive_at(ring.empty(stage), lane);
+        };
+        auto fetch_h = [&](u32 tile) {
+            u32 row, column;
+            plan.place(tile, row, column);
+            barrier_expect(ring.kept(group), KEPT_BYTES);
+#pragma unroll
+            for (int sheet = 0; sheet < SHEETS; sheet++) {
+                copy_box<false>(kept + sheet * SHEET_BYTES, ring.kept(group), h_map, column + sheet * 64, row);
+            }
+        };
+        if (BACKWARD && is_first && (u32)group < tiles) fetch_h(group);
+        if (group == 1) turn_give(0);
+        Sums sums;
+        for (u32 tile = group; tile < tiles; tile += CONSUMERS) {
+            Place<STAGES> at(tile * steps);
+            turn_wait(group);
+            u32 before = 0;
+            for (u32 step = 0; step < steps; step++) {
+                barrier_wait(ring.full(at.stage), at.round % 2);
+                products_begin();
+                multiply_stage<BACKWARD>(sums, stages + at.stage * STAGE_BYTES, step == 0);
+                products_commit();
+                if (step + 1 == steps && tile + 1 < tiles) turn_give(1 - group);
+                products_wait<1>();
+                if (step > 0) release(before);
+                before = at.stage;
+                at.next();
+            }
+            products_wait<0>();
+            pin(sums[0]);
+            pin(sums[1]);
+            release(before);
+            u32 row, column;
+            plan.place(tile, row, column);
+            if constexpr (BACKWARD) {
+                barrier_wait(ring.kept(group), tile / CONSUMERS % 2);
+                finish_backward(sums, kept, out_map, column_sums, row, column, rows, columns, group);
+                if (is_first) {
+                    stores_wait();
+                    if (tile + CONSUMERS < tiles) fetch_h(tile + CONSUMERS);
+                }
+            } else {
+                finish_forward(sums, kept, h_map, out_map, bias, row, column, columns, group);
+            }
+        }
+        if (is_first) stores_wait();
+    }
+    __syncwarp();
+    // Nobody leaves while another block may still write to its memory.
+    cluster_wait();
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+product_gelu(MAP x, MAP w, MAP h, MAP y, const real* bias, u32 rows, u32 columns, u32 depth) {
+    run<false>(&x, &w, &h, &y, bias, nullptr, rows, columns, depth);
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+product_gelu_slope(MAP d_y, MAP w, MAP h, MAP d_h, float* column_sums, u32 rows, u32 columns, u32 depth) {
+    run<true>(&d_y, &w, &h, &d_h, nullptr, column_sums, rows, columns, depth);
+}
+
+#endif
