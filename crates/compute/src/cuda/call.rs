@@ -267,6 +267,9 @@ impl<'a> Builder<'a> {
         let function = self.machine.modules.function(source, name, real, defines, grid.shared_bytes)?;
         let (maps, arguments) = (std::mem::take(&mut self.maps), arguments.to_vec());
         self.pending.push(Pending::Kernel { function, grid, maps, arguments, start: Start::InTurn });
+        if source.takes_turns() {
+            self.start_early(1);
+        }
         Ok(())
     }
 

@@ -89,6 +89,7 @@ pub(super) fn forward(
     let arguments = [bias, rows.into(), columns.into(), depth.into()];
     builder.give_matrix_maps(&maps)?;
     builder.kernel(Source::GeluHopper, "product_gelu", real, &tiles.settings(), grid, &arguments)?;
+    builder.start_early(tiles.cluster);
     Ok(true)
 }
 
@@ -115,6 +116,7 @@ pub(super) fn backward(
     let arguments = [partials, rows.into(), columns.into(), depth.into()];
     builder.give_matrix_maps(&maps)?;
     builder.kernel(Source::GeluHopper, "product_gelu_slope", real, &tiles.settings(), grid, &arguments)?;
+    builder.start_early(tiles.cluster);
     if let Some(adds) = adds {
         rows::finish_columns(builder, real, partials, &outputs[1..], [chunks, columns], adds)?;
     }

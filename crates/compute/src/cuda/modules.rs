@@ -107,6 +107,34 @@ impl Source {
         }
     }
 
+    /// Whether all kernels of the file wait themselves for the kernel before them and then let the next one begin, so that they may
+    /// start early.
+    pub fn takes_turns(self) -> bool {
+        match self {
+            Source::Pointwise
+            | Source::Copy
+            | Source::Norm
+            | Source::Embed
+            | Source::Loss
+            | Source::Reduce
+            | Source::Update
+            | Source::Quantise
+            | Source::Muon
+            | Source::Gemm => true,
+            // Some of these start early as well, but each in its own way.
+            Source::Draw
+            | Source::FewRows
+            | Source::BatchRows
+            | Source::Attention
+            | Source::AttentionDecode
+            | Source::DecodeStep
+            | Source::AttentionF32
+            | Source::AttentionHopper
+            | Source::GeluHopper
+            | Source::Transfer => false,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Source::Pointwise => "pointwise.cu",
@@ -254,6 +282,26 @@ impl Drop for Modules {
     fn drop(&mut self) {
         for &module in self.loaded.values() {
             self.driver.unload_module(module);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_may_start_early_take_their_turn_before_anything_else() {
+        for source in Source::ALL.into_iter().filter(|source| source.takes_turns()) {
+            let kernels: Vec<&str> = source.text().split("__global__").skip(1).collect();
+            assert!(!kernels.is_empty(), "{}", source.name());
+            for kernel in kernels {
+                let (declared, body) = kernel.split_once('{').expect("a kernel has a body");
+                let first = body.trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
+                // Those that write tiles of bytes read them first: their file says why they may.
+                let reads_first = first.starts_with("quantise<") && source == Source::Quantise;
+                assert!(first.starts_with("take_turn();") || reads_first, "{}: {declared}", source.name());
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ constexpr u32 THREADS = 256;
 extern "C" __global__ void __launch_bounds__(THREADS)
     embed(const real* __restrict__ table, const u32* __restrict__ ids, real* __restrict__ y, u64 n_rows, u32 columns,
           u32 table_rows, u32* fault) {
+    take_turn();
     const u32 lane = threadIdx.x % 32;
     const u64 warps = (u64)gridDim.x * (THREADS / 32);
     for (u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; row < n_rows; row += warps) {
@@ -49,6 +50,7 @@ constexpr u32 NOWHERE = 0xffffffffu;
 extern "C" __global__ void __launch_bounds__(CHUNK)
     embed_grad_rank(const u32* __restrict__ ids, u32* __restrict__ ranks, u32* __restrict__ counts, u32 n,
                     u32 table_rows, u32* fault) {
+    take_turn();
     __shared__ uint4 shared[CHUNK / 4];
     u32* chunk = reinterpret_cast<u32*>(shared);
     const u64 position = (u64)blockIdx.x * CHUNK + threadIdx.x;
@@ -98,6 +100,7 @@ __device__ __forceinline__ u32 block_scan(u32 x, u32* warps, u32& total) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     embed_grad_scan(u32* __restrict__ counts, u32* __restrict__ totals, u32* __restrict__ starts,
                     u32* __restrict__ blocks, u32 chunks, u32 table_rows) {
+    take_turn();
     __shared__ u32 warps[THREADS / 32];
     const u64 id = (u64)blockIdx.x * THREADS + threadIdx.x;
     u32 total = 0;
@@ -127,6 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // One block: the places of all blocks of ids before each, and behind the last the number of all places.
 extern "C" __global__ void __launch_bounds__(1024) embed_grad_scan_blocks(u32* blocks, u32 count) {
+    take_turn();
     __shared__ u32 warps[32];
     u32 before = 0;
     for (u32 first = 0; first < count; first += 1024) {
@@ -150,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     embed_grad_place(const u32* __restrict__ ids, const u32* __restrict__ ranks, const u32* __restrict__ counts,
                      const u32* __restrict__ starts, const u32* __restrict__ blocks, u32* __restrict__ order, u32 n,
                      u32 table_rows) {
+    take_turn();
     const u64 position = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (position >= n) return;
     const u32 id = ids[position];
@@ -174,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      const u32* __restrict__ totals, const u32* __restrict__ starts, const u32* __restrict__ blocks,
                      float* __restrict__ d_table, float* __restrict__ heads, float* __restrict__ tails, u32 columns,
                      u32 id_blocks, u32 adds) {
+    take_turn();
     __shared__ u32 positions[TILE], tile_ids[TILE], first_places[TILE], id_totals[TILE];
     const u32 places = blocks[id_blocks], first = blockIdx.x * TILE;
     if (first >= places) return;
@@ -230,6 +236,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_COLUMNS * JOIN_GROUPS)
                     const u32* __restrict__ starts, const u32* __restrict__ blocks, float* __restrict__ d_table,
                     const float* __restrict__ heads, const float* __restrict__ tails, u32 columns, u32 id_blocks,
                     u32 adds) {
+    take_turn();
     const u32 tile = blockIdx.x, places = blocks[id_blocks];
     const u64 behind = (u64)(tile + 1) * TILE;
     if (behind >= places) return;
@@ -260,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_COLUMNS * JOIN_GROUPS)
 // Zeroes the rows of ids that no position has. A warp per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embed_grad_rest(const u32* __restrict__ totals, float* __restrict__ d_table, u32 columns, u32 table_rows) {
+    take_turn();
     const u32 lane = threadIdx.x % 32, warps = gridDim.x * (THREADS / 32);
     for (u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; row < table_rows; row += warps) {
         if (totals[row] != 0) continue;
@@ -275,6 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     rope(const real* __restrict__ x, const u32* __restrict__ positions, const float* __restrict__ table,
          real* __restrict__ y, u64 n_rows, u32 n_heads, u32 still, u32 packs, u32 table_rows, float direction,
          u32* fault) {
+    take_turn();
     const u32 half = packs * W;
     const u64 n = n_rows * packs;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += (u64)gridDim.x * THREADS) {

@@ -390,6 +390,7 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
         prefetch_map(out_map);
         ring.begin();
     }
+    take_turn();
     cluster_wait();
 
     if (threadIdx.x < GROUP_THREADS) {

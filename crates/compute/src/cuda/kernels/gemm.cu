@@ -16,6 +16,7 @@ typedef real result;
 extern "C" __global__ void __launch_bounds__(256) gemm(
     const real* left, const real* right, const result* bias, result* out, u32 rows, u32 columns, u32 inner,
     u32 left_leading, u32 right_leading, u32 out_leading, u32 left_transposed, u32 right_transposed, u32 add) {
+    take_turn();
     __shared__ float a[DEPTH][TILE + 4], b[DEPTH][TILE + 4];
     u32 row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE;
     u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -58,12 +59,14 @@ extern "C" __global__ void __launch_bounds__(256) gemm(
 }
 
 extern "C" __global__ void round_operand(const float* from, real* to, u64 elements) {
+    take_turn();
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += (u64)gridDim.x * blockDim.x)
         to[i] = from_float<real>(from[i]);
 }
 
 // to [columns, rows] = from [rows, columns] with the two changed over. A block of 256 threads moves a tile.
 extern "C" __global__ void __launch_bounds__(256) turn(const real* from, real* to, u32 rows, u32 columns, u32 leading) {
+    take_turn();
     __shared__ real tile[TILE][TILE + 2];
     const u32 row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE, x = threadIdx.x % TILE, y = threadIdx.x / TILE;
 #pragma unroll 4

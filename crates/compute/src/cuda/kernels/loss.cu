@@ -136,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     cross_entropy(const real* __restrict__ logits, const u32* __restrict__ targets, const float* __restrict__ weights,
                   float* __restrict__ losses, float* __restrict__ log_sum_exps, u32 columns, float smoothing,
                   float z_loss, u32* fault) {
+    take_turn();
     const u64 index = blockIdx.x;
     const real* from = logits + index * columns;
     const Row row(from, columns);
@@ -166,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
                        const float* __restrict__ weights, const float* __restrict__ log_sum_exps,
                        const float* __restrict__ d_losses, real* __restrict__ d_logits, u32 columns, float smoothing,
                        float z_loss, u32* fault) {
+    take_turn();
     const u64 index = blockIdx.x;
     const real* from = logits + index * columns;
     real* to = d_logits + index * columns;
@@ -279,11 +281,13 @@ __device__ __forceinline__ void head_rows(real* logits, const u32* __restrict__ 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2)
     head_loss_rows(real* logits, const u32* targets, const float* weights, const float* d_losses, float* losses,
                    u32 columns, u32 leading, float smoothing, float z_loss, u32* fault) {
+    take_turn();
     head_rows<true>(logits, targets, weights, d_losses, losses, columns, leading, smoothing, z_loss, fault);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2)
     head_loss_long_rows(real* logits, const u32* targets, const float* weights, const float* d_losses, float* losses,
                         u32 columns, u32 leading, float smoothing, float z_loss, u32* fault) {
+    take_turn();
     head_rows<false>(logits, targets, weights, d_losses, losses, columns, leading, smoothing, z_loss, fault);
 }

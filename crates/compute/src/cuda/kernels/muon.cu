@@ -20,6 +20,7 @@ __device__ __forceinline__ void for_elements(u64 n, u32 wide, Four four, One one
 extern "C" __global__ void __launch_bounds__(THREADS)
     momentum(const float* __restrict__ gradients, const float* __restrict__ scale, float* __restrict__ momenta,
              float* __restrict__ ahead, u64 n, float decay, float rest, u32 wide) {
+    take_turn();
     const float factor = *scale;
     const bool is_wanted = factor > 0.0f;
     const auto change = [=](float g, float& m, float& a) {
@@ -49,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     normalise(const float* __restrict__ x, const float* __restrict__ norm, float* __restrict__ y, u64 n, float eps,
               u32 wide) {
+    take_turn();
     const float factor = (float)(1.0 / ((double)*norm + (double)eps));
     for_elements(
         n, wide,
@@ -66,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     combine(const float* __restrict__ x, const float* __restrict__ y, float* __restrict__ z, u64 n, float a, float b,
             u32 wide) {
+    take_turn();
     for_elements(
         n, wide,
         [=](u64 i) {
@@ -83,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     descend(const float* __restrict__ x, const float* __restrict__ scale, const float* __restrict__ rate,
             float* __restrict__ parameters, u64 n, float length, float decay, u32 wide) {
+    take_turn();
     if (!(*scale > 0.0f)) return;
     const float shrink = (float)(1.0 - (double)*rate * (double)decay), step = (float)((double)*rate * (double)length);
     for_elements(
@@ -102,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     average(const float* __restrict__ parameters, const float* __restrict__ scale, const u32* __restrict__ counter,
             float* __restrict__ averages, u64 n, float decay, u32 wide) {
+    take_turn();
     if (!(*scale > 0.0f)) return;
     const double updates = *counter, early = (1.0 + updates) / (10.0 + updates);
     const double kept = early < (double)decay ? early : (double)decay;

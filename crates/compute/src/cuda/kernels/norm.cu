@@ -60,8 +60,6 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
                                      real* __restrict__ sum, real* __restrict__ y, float* __restrict__ means,
                                      float* __restrict__ rstds, u64 rows, u32 columns, float eps) {
     const u32 lane = threadIdx.x % TEAM;
-    wait_for_kernel_before();
-    let_next_begin();
     for (u64 first = (u64)blockIdx.x * ROWS; first < rows; first += (u64)gridDim.x * ROWS) {
         const u64 row = first + threadIdx.x / TEAM, at = row * columns;
         const bool lives = row < rows;
@@ -543,46 +541,54 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const real* x, const real* gain, const real* shift, real* y, float* means, float* rstds, u64 rows,
                u32 columns, float eps) {
+    take_turn();
     norm<false, true>(x, nullptr, gain, shift, nullptr, y, means, rstds, rows, columns, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_layer_norm(const real* a, const real* b, const real* gain, const real* shift, real* sum, real* y,
                    float* means, float* rstds, u64 rows, u32 columns, float eps) {
+    take_turn();
     norm<true, true>(a, b, gain, shift, sum, y, means, rstds, rows, columns, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const real* x, const real* gain, real* y, float* rstds, u64 rows, u32 columns, float eps) {
+    take_turn();
     norm<false, false>(x, nullptr, gain, nullptr, nullptr, y, nullptr, rstds, rows, columns, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm(const real* a, const real* b, const real* gain, real* sum, real* y, float* rstds, u64 rows,
                  u32 columns, float eps) {
+    take_turn();
     norm<true, false>(a, b, gain, nullptr, sum, y, nullptr, rstds, rows, columns, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const real* d_y, const real* x, const real* gain, const float* means, const float* rstds,
                     const real* other, real* d_x, u64 rows, u32 columns) {
+    take_turn();
     norm_grad<true>(d_y, x, gain, means, rstds, other, d_x, rows, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_grad(const real* d_y, const real* x, const real* gain, const float* rstds, const real* other, real* d_x,
                   u64 rows, u32 columns) {
+    take_turn();
     norm_grad<false>(d_y, x, gain, nullptr, rstds, other, d_x, rows, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS)
     layer_norm_grads(const real* d_y, const real* x, const real* gain, const float* means, const float* rstds,
                      const real* other, real* d_x, float* partials, u64 rows, u32 columns) {
+    take_turn();
     norm_grads<true>(d_y, x, gain, means, rstds, other, d_x, partials, rows, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS)
     rms_norm_grads(const real* d_y, const real* x, const real* gain, const float* rstds, const real* other, real* d_x,
                    float* partials, u64 rows, u32 columns) {
+    take_turn();
     norm_grads<false>(d_y, x, gain, nullptr, rstds, other, d_x, partials, rows, columns);
 }

@@ -55,6 +55,7 @@ constexpr float HALF_ROOT = 0.7071067811865476f;     // 1/√2
 constexpr float DENSITY_AT_ZERO = 0.3989422804014327f; // 1/√(2π)
 
 extern "C" __global__ void __launch_bounds__(THREADS) gelu(const real* x, real* y, u64 n, u32 wide) {
+    take_turn();
     map<1, 1>({x}, {y}, n, wide, [](const float (&x)[1], float (&y)[1]) {
         y[0] = gelu_of(x[0]);
     });
@@ -62,12 +63,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu(const real* x, real* 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_grad(const real* x, const real* d_y, real* d_x, u64 n, u32 wide) {
+    take_turn();
     map<2, 1>({x, d_y}, {d_x}, n, wide, [](const float (&in)[2], float (&out)[1]) {
         out[0] = in[1] * gelu_slope(in[0]);
     });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) gelu_erf(const real* x, real* y, u64 n, u32 wide) {
+    take_turn();
     map<1, 1>({x}, {y}, n, wide, [](const float (&x)[1], float (&y)[1]) {
         y[0] = 0.5f * x[0] * (1.0f + erff(x[0] * HALF_ROOT));
     });
@@ -75,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu_erf(const real* x, re
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_erf_grad(const real* x, const real* d_y, real* d_x, u64 n, u32 wide) {
+    take_turn();
     map<2, 1>({x, d_y}, {d_x}, n, wide, [](const float (&in)[2], float (&out)[1]) {
         const float x = near_zero(in[0]);
         const float below = 0.5f * (1.0f + erff(x * HALF_ROOT));
@@ -86,12 +90,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 __device__ __forceinline__ float positive(float x) { return x < 0.0f ? 0.0f : x; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) relu_squared(const real* x, real* y, u64 n, u32 wide) {
+    take_turn();
     map<1, 1>({x}, {y}, n, wide,
               [](const float (&x)[1], float (&y)[1]) { y[0] = positive(x[0]) * positive(x[0]); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_squared_grad(const real* x, const real* d_y, real* d_x, u64 n, u32 wide) {
+    take_turn();
     map<2, 1>({x, d_y}, {d_x}, n, wide,
               [](const float (&in)[2], float (&out)[1]) { out[0] = in[1] * 2.0f * positive(in[0]); });
 }
@@ -108,12 +114,14 @@ __device__ __forceinline__ void silu_gate_slopes(float gate, float up, float d_y
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     silu_gate(const real* gate, const real* up, real* y, u64 n, u32 wide) {
+    take_turn();
     map<2, 1>({gate, up}, {y}, n, wide,
               [](const float (&in)[2], float (&out)[1]) { out[0] = silu_gate_of(in[0], in[1]); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     silu_gate_grad(const real* gate, const real* up, const real* d_y, real* d_gate, real* d_up, u64 n, u32 wide) {
+    take_turn();
     map<3, 2>({gate, up, d_y}, {d_gate, d_up}, n, wide, [](const float (&in)[3], float (&out)[2]) {
         silu_gate_slopes(in[0], in[1], in[2], out[0], out[1]);
     });
@@ -147,6 +155,7 @@ __device__ __forceinline__ void joint_gate(const real* __restrict__ gate_up, rea
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     joint_silu_gate(const real* gate_up, real* y, u64 n, u32 columns, u32 wide) {
+    take_turn();
     if (wide) joint_gate<WIDTH>(gate_up, y, n, columns);
     else joint_gate<1>(gate_up, y, n, columns);
 }
@@ -173,26 +182,31 @@ __device__ __forceinline__ void joint_gate_grad(const real* __restrict__ gate_up
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     joint_silu_gate_grad(const real* gate_up, const real* d_y, real* d_gate_up, u64 n, u32 columns, u32 wide) {
+    take_turn();
     if (wide) joint_gate_grad<WIDTH>(gate_up, d_y, d_gate_up, n, columns);
     else joint_gate_grad<1>(gate_up, d_y, d_gate_up, n, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add(const real* a, const real* b, real* y, u64 n, u32 wide) {
+    take_turn();
     map<2, 1>({a, b}, {y}, n, wide, [](const float (&in)[2], float (&out)[1]) { out[0] = in[0] + in[1]; });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) mul(const real* a, const real* b, real* y, u64 n, u32 wide) {
+    take_turn();
     map<2, 1>({a, b}, {y}, n, wide, [](const float (&in)[2], float (&out)[1]) { out[0] = in[0] * in[1]; });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     affine(const real* x, real* y, u64 n, u32 wide, float factor, float offset) {
+    take_turn();
     map<1, 1>({x}, {y}, n, wide,
               [=](const float (&in)[1], float (&out)[1]) { out[0] = fmaf(factor, in[0], offset); });
 }
 
 // One number in every element.
 extern "C" __global__ void __launch_bounds__(THREADS) broadcast(const real* x, real* y, u64 n, u32 wide) {
+    take_turn();
     const real value = *x;
     const u64 packs = wide ? n / WIDTH : 0;
     const u64 first = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
@@ -208,6 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) broadcast(const real* x, r
 extern "C" __global__ void __launch_bounds__(THREADS)
     dropout(const real* x, const u32* key, const u32* samples, real* y, u64 per_sample, u32 n_samples, u32 number,
             u32 threshold, float scale, u32 wide) {
+    take_turn();
     const u32 key0 = key[0], key1 = key[1], step = key[2];
     const u64 packs = wide ? per_sample / WIDTH : 0;
     const u64 first = (u64)blockIdx.x * THREADS + threadIdx.x, stride = (u64)gridDim.x * THREADS;

@@ -176,6 +176,12 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+// The first thing that a kernel does which starts early and touches nothing before its turn.
+__device__ __forceinline__ void take_turn() {
+    wait_for_kernel_before();
+    let_next_begin();
+}
+
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // 2 to the power of x and 1/x in one instruction each, to about twenty bits. What is too small to be normal is zero.

@@ -175,6 +175,8 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
         if (threadIdx.x < TILE && row < rows) losses[threadIdx.x] = loss_rows.row(row, columns);
         __syncthreads();
     }
+    // All of this was there before the kernel that looks for the largest number began, which is the one before.
+    take_turn();
     u32 most = 0;
 #pragma unroll
     for (u32 i = 0; i < PARTIALS; i += 32) most = max(most, partials[i + threadIdx.x % 32]);
@@ -239,6 +241,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
 #define KERNELS(name, SOURCE)                                                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         largest_##name(const real* first, const real* second, u32* partials, u32 rows, u32 columns, u32 stride) {      \
+        take_turn();                                                                                                   \
         largest<SOURCE>(first, second, partials, rows, columns, stride);                                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
@@ -259,6 +262,7 @@ KERNELS(gelu_grad, GELU_GRAD)
 // No gradient of a logit is larger than its row's share of the loss, but for what a small z-loss adds.
 extern "C" __global__ void __launch_bounds__(THREADS)
     largest_loss_grad(const u32* targets, const float* weights, const float* d_losses, u32* partials, u32 rows) {
+    take_turn();
     u32 most = 0;
     for (u32 row = blockIdx.x * THREADS + threadIdx.x; row < rows; row += PARTIALS * THREADS) {
         if (targets[row] != IGNORED) most = max(most, __float_as_uint(weights[row] * d_losses[row]) & 0x7fffffffu);

@@ -51,6 +51,7 @@ __device__ __forceinline__ void sum_columns(float* partials, u64 rows, u32 colum
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_columns(const real* __restrict__ d_y, float* __restrict__ partials, u64 rows, u32 columns, u32 chunk_rows,
                  u32 across) {
+    take_turn();
     sum_columns<1>(partials, rows, columns, chunk_rows, across, [=](u64 at, u64, float (&sums)[1][W]) {
         float d[W];
         load(d_y + at, d);
@@ -81,18 +82,21 @@ __device__ __forceinline__ void layer_norm_sums(const real* __restrict__ d_y, co
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_gain_columns(const real* d_y, const real* x, const float* means, const float* rstds, float* partials,
                             u64 rows, u32 columns, u32 chunk_rows, u32 across) {
+    take_turn();
     layer_norm_sums<1>(d_y, x, means, rstds, partials, rows, columns, chunk_rows, across);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_columns(const real* d_y, const real* x, const float* means, const float* rstds, float* partials,
                        u64 rows, u32 columns, u32 chunk_rows, u32 across) {
+    take_turn();
     layer_norm_sums<2>(d_y, x, means, rstds, partials, rows, columns, chunk_rows, across);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_columns(const real* __restrict__ d_y, const real* __restrict__ x, const float* __restrict__ rstds,
                      float* __restrict__ partials, u64 rows, u32 columns, u32 chunk_rows, u32 across) {
+    take_turn();
     sum_columns<1>(partials, rows, columns, chunk_rows, across, [=](u64 at, u64 row, float (&sums)[1][W]) {
         float d[W], values[W];
         load(d_y + at, d);
@@ -108,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(1024)
     finish_columns(const float* __restrict__ partials, float* first, float* second, float* third, u32 columns,
                    u32 chunks, u32 adds) {
+    take_turn();
     __shared__ float sums[32][33];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     const float* from = partials + (u64)blockIdx.y * columns + column;
@@ -165,10 +170,12 @@ __device__ __forceinline__ void sum_all(const T* __restrict__ x, double* partial
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_parts(const real* x, double* partials, u64 n, u32 wide) {
+    take_turn();
     sum_all(x, partials, n, wide, [](float x, double sum) { return sum + (double)x; });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) square_parts(const float* x, double* partials, u64 n, u32 wide) {
+    take_turn();
     sum_all(x, partials, n, wide, [](float x, double sum) { return fma((double)x, (double)x, sum); });
 }
 
@@ -181,12 +188,14 @@ __device__ __forceinline__ double sum_parts_of(const double* partials, u32 count
 }
 
 extern "C" __global__ void __launch_bounds__(1024) finish_sum(const double* partials, float* sum, u32 count) {
+    take_turn();
     const double total = sum_parts_of(partials, count);
     if (threadIdx.x == 0) *sum = (float)total;
 }
 
 // A finite norm stays finite, because a norm that is not says that a gradient is not.
 extern "C" __global__ void __launch_bounds__(1024) finish_norm(const double* partials, float* norm, u32 count) {
+    take_turn();
     const double root = sqrt(sum_parts_of(partials, count));
     const double most = 3.4028234663852886e38;
     if (threadIdx.x == 0) *norm = isfinite(root) && root > most ? (float)most : (float)root;

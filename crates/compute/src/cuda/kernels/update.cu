@@ -45,6 +45,7 @@ __device__ __forceinline__ void feed(double x, double share, float* mean, float*
 extern "C" __global__ void guard(const float* scaled_norm, const float* loss_sum, const float* targets,
                                  const float* exponent, float* scale, float* report, float* statistics, float clip,
                                  float loss_outlier, float norm_outlier, float warmup, u32 holds) {
+    take_turn();
     const double unscale = exp2(-(double)*exponent), norm = *scaled_norm * unscale;
     const double loss = *loss_sum / fmax((double)*targets, 1.0);
     const double steps = statistics[0];
@@ -82,6 +83,7 @@ __device__ __forceinline__ bool prepare(float scale, Step* step, u32* counter) {
 
 extern "C" __global__ void prepare_adam(const float* scale, const float* rate, u32* counter, Step* step, float beta1,
                                         float beta2) {
+    take_turn();
     if (!prepare(*scale, step, counter)) return;
     const double steps = *counter;
     step->rate = *rate;
@@ -90,6 +92,7 @@ extern "C" __global__ void prepare_adam(const float* scale, const float* rate, u
 }
 
 extern "C" __global__ void prepare_sgd(const float* scale, const float* rate, u32* counter, Step* step) {
+    take_turn();
     if (prepare(*scale, step, counter)) step->rate = *rate;
 }
 
@@ -141,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
          float* __restrict__ second, real* __restrict__ copy, const Step* __restrict__ prepared,
          const Range* __restrict__ ranges, u32 n_ranges, u64 n_tiles, float beta1, float rest1, float beta2,
          float rest2, float eps, u32 decoupled, u32 wide) {
+    take_turn();
     const Step step = *prepared;
     if (!step.is_wanted) return;
     struct Terms {
@@ -184,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sgd(const float* __restrict__ gradients, float* __restrict__ parameters, float* __restrict__ momenta,
         const Step* __restrict__ prepared, const Range* __restrict__ ranges, u32 n_ranges, u64 n_tiles, float momentum,
         u32 wide) {
+    take_turn();
     const Step step = *prepared;
     if (!step.is_wanted) return;
     const auto change = [=](float g, float& p, float& m, const Range& range) {

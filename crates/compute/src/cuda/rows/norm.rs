@@ -155,9 +155,7 @@ fn forward(
     if rows > FEW_ROWS {
         return Teams::new(real, columns, accesses).add(builder, name, real, rows, arguments);
     }
-    Teams::of_few_rows(real, columns, accesses).add(builder, name, real, rows, arguments)?;
-    builder.start_early(1);
-    Ok(())
+    Teams::of_few_rows(real, columns, accesses).add(builder, name, real, rows, arguments)
 }
 
 /// `(d_y, x, gain, mean, rstd, other if any) → d_x`, plus `other`.
