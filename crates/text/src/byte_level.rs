@@ -40,9 +40,9 @@ impl ByteLevel {
         Self { characters, bytes }
     }
 
-    /// The characters that stand for `bytes`.
-    pub(crate) fn render(&self, bytes: &[u8]) -> String {
-        bytes.iter().map(|&byte| self.characters[usize::from(byte)]).collect()
+    /// Appends the characters that stand for `bytes`.
+    pub(crate) fn render_to(&self, bytes: &[u8], text: &mut String) {
+        text.extend(bytes.iter().map(|&byte| self.characters[usize::from(byte)]));
     }
 
     /// The bytes that `text` stands for, or `None` when it has a character outside the alphabet.
@@ -59,24 +59,30 @@ fn prints_as_itself(byte: u8) -> bool {
 mod tests {
     use super::*;
 
+    fn rendered(bytes: &[u8]) -> String {
+        let mut text = String::new();
+        ByteLevel::new().render_to(bytes, &mut text);
+        text
+    }
+
     #[test]
     fn every_byte_has_its_own_character_and_reads_back() {
         let alphabet = ByteLevel::new();
         let all: Vec<u8> = (0..=255).collect();
-        let text = alphabet.render(&all);
+        let text = rendered(&all);
         assert_eq!(text.chars().collect::<std::collections::BTreeSet<_>>().len(), 256);
         assert_eq!(alphabet.parse(&text), Some(all));
     }
 
     #[test]
     fn alphabet_order_is_the_order_of_the_characters() {
-        let text = ByteLevel::new().render(&bytes_in_alphabet_order());
+        let text = rendered(&bytes_in_alphabet_order());
         assert!(text.chars().zip(text.chars().skip(1)).all(|(a, b)| a < b));
     }
 
     #[test]
     fn space_and_newline_have_their_usual_characters() {
-        assert_eq!(ByteLevel::new().render(b" a\n~\x7f\xff"), "ĠaĊ~ġÿ");
+        assert_eq!(rendered(b" a\n~\x7f\xff"), "ĠaĊ~ġÿ");
     }
 
     #[test]

@@ -288,20 +288,34 @@ impl Tokenizer {
         self.encode_counting_unknown(text, out).map(|_| ())
     }
 
-    /// [`encode`](Self::encode) into narrow numbers, which a vocabulary of up to 65,536 tokens fits.
-    pub fn encode_u16(&self, text: &[u8], out: &mut Vec<u16>) -> Result<()> {
+    /// [`encode`](Self::encode) of what is known to be text, which need not be looked at for that again.
+    pub fn encode_text(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        match self.plain_bpe() {
+            Some(bpe) => bpe.encode_text(text, out),
+            None => self.encode(text.as_bytes(), out),
+        }
+    }
+
+    /// [`encode_text`](Self::encode_text) into narrow numbers, which a vocabulary of up to 65,536 tokens fits.
+    pub fn encode_text_u16(&self, text: &str, out: &mut Vec<u16>) -> Result<()> {
         if self.vocab_size() > 1 << 16 {
             return Err(Error::VocabularyTooWide(self.vocab_size()));
         }
-        if let Model::Bpe(bpe) = &self.model
-            && bpe.specials().finders(Wanted::Ordinary).are_none()
-        {
-            return bpe.encode(&bpe.normalise(text), out);
+        if let Some(bpe) = self.plain_bpe() {
+            return bpe.encode_text(text, out);
         }
         let mut ids = Vec::new();
-        self.encode(text, &mut ids)?;
+        self.encode(text.as_bytes(), &mut ids)?;
         out.extend(ids.into_iter().map(|id| id as u16));
         Ok(())
+    }
+
+    /// The vocabulary, if it is one of BPE and no added token is looked for in ordinary text.
+    fn plain_bpe(&self) -> Option<&Bpe> {
+        match &self.model {
+            Model::Bpe(bpe) => Some(&**bpe).filter(|bpe| bpe.specials().finders(Wanted::Ordinary).are_none()),
+            _ => None,
+        }
     }
 
     /// [`encode`](Self::encode), which also says how many tokens it appended and how many of them stand for

@@ -74,12 +74,15 @@ fn a_batch_is_its_texts_and_the_first_error_is_the_error() {
 }
 
 #[test]
-fn narrow_ids_are_the_same_ids() {
-    for tokenizer in [tokenizer(&Pattern::Cl100k), Tokenizer::byte(&[]).unwrap()] {
-        let (mut wide, mut narrow) = (Vec::new(), Vec::new());
-        tokenizer.encode(SENTENCE.as_bytes(), &mut wide).unwrap();
-        tokenizer.encode_u16(SENTENCE.as_bytes(), &mut narrow).unwrap();
-        assert!(narrow.into_iter().map(u32::from).eq(wide));
+fn ids_of_text_are_those_of_its_bytes_and_narrow_ones_the_same() {
+    let unscanned = Pattern::Regex(r"\s?\w+|\W+".into());
+    for tokenizer in [&Pattern::Cl100k, &unscanned].map(tokenizer).into_iter().chain(Tokenizer::byte(&[])) {
+        let (mut ids, mut of_text, mut narrow) = (Vec::new(), Vec::new(), Vec::new());
+        tokenizer.encode(SENTENCE.as_bytes(), &mut ids).unwrap();
+        tokenizer.encode_text(SENTENCE, &mut of_text).unwrap();
+        tokenizer.encode_text_u16(SENTENCE, &mut narrow).unwrap();
+        assert_eq!(of_text, ids);
+        assert!(narrow.into_iter().map(u32::from).eq(ids));
     }
 }
 

@@ -61,7 +61,7 @@ fn check(name: &str, kind: Kind) {
             assert_eq!(decoded, golden.decoded[idx], "{name}: {probe:?}");
             assert_eq!(streamed(tokenizer, &ids), decoded);
             let mut narrow = Vec::new();
-            tokenizer.encode_u16(probe.as_bytes(), &mut narrow).unwrap();
+            tokenizer.encode_text_u16(probe, &mut narrow).unwrap();
             assert!(narrow.into_iter().map(u32::from).eq(ordinary));
         }
     }

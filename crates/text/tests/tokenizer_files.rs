@@ -128,7 +128,7 @@ fn added_tokens_that_are_not_special_are_found_in_text_too() {
     let read = Tokenizer::from_json(&changed("/added_tokens/0/special", json!(false)).to_string()).unwrap();
     assert_eq!(encoded(&read, "the<|endoftext|>"), [259, 0]);
     let mut narrow = Vec::new();
-    read.encode_u16(b"the<|endoftext|>", &mut narrow).unwrap();
+    read.encode_text_u16("the<|endoftext|>", &mut narrow).unwrap();
     assert_eq!(narrow, [259, 0]);
     assert!(encoded(&tokenizer(), "the<|endoftext|>").len() > 2);
     assert_eq!(Tokenizer::from_json(&read.to_json()).unwrap().hash(), read.hash());

@@ -99,11 +99,11 @@ struct LongDocument {
 struct Streamed {
     file: OpenFile,
     finder: Option<Finder<'static>>,
-    /// What was read and not yet given out.
+    /// What was read and not given out with the last chunk.
     pending: Vec<u8>,
     /// Where in the file that starts.
     position: u64,
-    /// Whether a part of the document at the start of `pending` was given out.
+    /// Whether a part of the document that `pending` begins with was given out.
     in_document: bool,
     ended: bool,
 }
@@ -303,25 +303,27 @@ impl Streamed {
     ) -> Result<(u64, bool)> {
         let max_bytes = sizes.max_bytes;
         let mut wanted = sizes.chunk_bytes;
+        // Text is read into the chunk's own memory, which is near to the core that asks for it.
+        let mut bytes = std::mem::take(&mut chunk.text).into_bytes();
+        bytes.clear();
+        bytes.append(&mut self.pending);
         loop {
-            self.read_until(wanted)?;
+            self.read_until(wanted, &mut bytes)?;
             // A character that the end of what was read cuts in two waits for its other half.
-            let n_waiting = if self.ended { 0 } else { n_incomplete(&self.pending) };
-            let waiting = self.pending.split_off(self.pending.len() - n_waiting);
-            let text = self.valid_text(policy)?;
+            let n_waiting = if self.ended { 0 } else { n_incomplete(&bytes) };
+            let waiting = bytes.split_off(bytes.len() - n_waiting);
+            let text = self.valid_text(bytes, policy)?;
             let (given, n_documents) = self.cut(&text, chunk, cuts, sizes.whole_bytes);
             if given == 0 && !self.ended {
                 if text.len() > max_bytes {
                     return Err(too_long(self.file.name(), self.position, text.len(), max_bytes));
                 }
-                self.pending = text.into_bytes();
-                self.pending.extend_from_slice(&waiting);
-                wanted = self.pending.len() * 2;
+                bytes = text.into_bytes();
+                bytes.extend_from_slice(&waiting);
+                wanted = bytes.len() * 2;
                 continue;
             }
-            // The chunk's old memory is the next buffer, so that nothing is copied but what is left behind the cut.
-            self.pending = std::mem::replace(&mut chunk.text, text).into_bytes();
-            self.pending.clear();
+            chunk.text = text;
             self.pending.extend_from_slice(&chunk.text.as_bytes()[given..]);
             self.pending.extend_from_slice(&waiting);
             self.position += given as u64;
@@ -329,20 +331,20 @@ impl Streamed {
         }
     }
 
-    fn read_until(&mut self, wanted: usize) -> Result<()> {
-        while !self.ended && self.pending.len() < wanted {
-            self.ended = self.file.read_up_to(READ_BYTES.min(wanted), &mut self.pending)? == 0;
-            if self.position == 0 && self.pending.starts_with(BYTE_ORDER_MARK) {
-                self.pending.drain(..BYTE_ORDER_MARK.len());
+    fn read_until(&mut self, wanted: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        while !self.ended && bytes.len() < wanted {
+            self.ended = self.file.read_up_to(READ_BYTES.min(wanted), bytes)? == 0;
+            if self.position == 0 && bytes.starts_with(BYTE_ORDER_MARK) {
+                bytes.drain(..BYTE_ORDER_MARK.len());
                 self.position = BYTE_ORDER_MARK.len() as u64;
             }
         }
         Ok(())
     }
 
-    /// What is pending as text under the policy. Where something was replaced, later positions are those after replacing.
-    fn valid_text(&mut self, policy: BadUtf8) -> Result<String> {
-        String::from_utf8(std::mem::take(&mut self.pending)).or_else(|error| match policy {
+    /// What was read as text under the policy. Where something was replaced, later positions are those after replacing.
+    fn valid_text(&self, bytes: Vec<u8>, policy: BadUtf8) -> Result<String> {
+        String::from_utf8(bytes).or_else(|error| match policy {
             BadUtf8::Replace => Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()),
             _ => {
                 let offset = self.position + error.utf8_error().valid_up_to() as u64;

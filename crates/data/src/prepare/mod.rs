@@ -1,9 +1,10 @@
 //! Preparing a data set: documents in, shards and a manifest out.
 //!
-//! One thread reads documents and gathers them into batches, `threads` threads encode, the calling thread writes and another
-//! one completes shards, so reading, encoding, writing and syncing overlap. Buffers go round; their number is fixed, and so is the
-//! memory whatever the input: a document of more than 2 MiB is encoded in parts. Batches are written in the order in which
-//! they were read: the bytes of the shards do not depend on the number of threads.
+//! Each of `threads` threads reads some text, encodes it and writes its tokens while they are in the cache of its core; one of
+//! them reads at a time, one writes, and one more thread completes shards, so reading, encoding, writing and syncing overlap.
+//! Buffers go round; their number is fixed, and so is the memory whatever the input: a document of more than 2 MiB is encoded in
+//! parts. Batches are written in the order in which they were read ([turns]): the bytes of the shards do not depend on the
+//! number of threads.
 //!
 //! **Documents.** Tokens of a document begin with what the vocabulary puts before a text, such as `<bos>` (see
 //! [`Tokenizer::around`]), and end with the end-of-text token, where there are such tokens.
@@ -30,6 +31,7 @@ mod pipeline;
 mod sections;
 mod staging;
 mod tokens;
+mod turns;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -56,7 +58,7 @@ pub struct PrepareOptions {
     pub shard_tokens: u64,
     /// Whether to leave out documents with the text of an earlier one. Documents of more than 2 MiB are always kept.
     pub drop_duplicates: bool,
-    /// How many threads encode. The result does not depend on it.
+    /// How many threads read, encode and write. The result does not depend on it.
     pub threads: usize,
     /// The disk that is written to.
     pub disk: Disk,

@@ -1,12 +1,14 @@
 //! The stages of preparing a section: read and split, encode, write in order, complete shards.
+//!
+//! Each of several threads takes a batch through the first three, so that text and tokens stay in the cache of its core.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use ironmill_text::durable::EarlySync;
 use ironmill_text::{Progress, Tokenizer};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -16,6 +18,7 @@ use super::journal::{Cursor, DoneSection, Journal, Started};
 use super::sections::{Section, Sides};
 use super::staging::Staging;
 use super::tokens::Tokens;
+use super::turns::Turns;
 use crate::dataset::Split;
 use crate::documents::{Chunk, ChunkSizes, Inputs, TextChunks};
 use crate::error::{Error, Result};
@@ -36,7 +39,7 @@ pub(super) struct Pipeline<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// Enough to keep every thread busy while one batch is slow.
+/// Enough to keep every thread busy while one batch is slow; as many as it takes are made.
 const BATCHES_PER_THREAD: usize = 4;
 
 /// A batch is about 512 KiB of text. A document of up to 2 MiB is not cut. A row, a page of an archive and whatever else must be
@@ -54,34 +57,26 @@ impl Pipeline<'_> {
         journal: &mut Journal,
         seen: Option<&mut Seen>,
     ) -> Result<DoneSection> {
-        let n_batches = self.options.threads * BATCHES_PER_THREAD;
-        // Every batch goes round: from the reader to an encoder, to the writer, and back. Their number bounds the memory.
-        let (empty_out, empty) = sync_channel(n_batches);
-        for _ in 0..n_batches {
-            // The channel has room for all of them, and its receiver lives.
-            let _ = empty_out.send(Box::new(Batch::for_vocabulary(self.tokenizer.vocab_size())));
-        }
-        let (read_out, read) = sync_channel::<Box<Batch>>(n_batches);
-        let (encoded_out, encoded) = sync_channel::<Box<Batch>>(n_batches);
-        let (full_out, full) = sync_channel::<FullShard>(1);
-        let read = &Mutex::new(read);
-        thread::scope(|scope| {
-            let reader = scope.spawn(move || self.read(started, seen, &empty, &read_out));
-            for _ in 0..self.options.threads {
-                let encoded_out = encoded_out.clone();
-                scope.spawn(move || self.encode_batches(read, &encoded_out));
-            }
-            drop(encoded_out);
-            let closer = scope.spawn(move || self.complete(started, journal, full));
-            let written = Writer::new(self, started, full_out).write_all(encoded, empty_out);
-            let completed = closer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // Whoever is waited for by others has the cause; the others only found nobody there.
-            let shards = completed?;
-            let (skipped_documents, duplicate_documents) = read?;
-            written?;
-            Ok(DoneSection { shards, skipped_documents, duplicate_documents })
-        })
+        let (closing_out, closing) = sync_channel(2);
+        let reader = Mutex::new(Reader::new(self, started, seen)?);
+        let turns = Turns::new(self.options.threads * BATCHES_PER_THREAD);
+        let completed = thread::scope(|scope| {
+            let closer = scope.spawn(move || self.complete(started, journal, closing));
+            let writer = Mutex::new(Writer::new(self, started, closing_out));
+            thread::scope(|scope| {
+                for _ in 0..self.options.threads {
+                    scope.spawn(|| self.work(&reader, &turns, &writer));
+                }
+            });
+            let written = writer.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
+            // Who completes shards has the cause if the writer found nobody there.
+            let shards = closer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            written.map(|()| shards)
+        });
+        let shards = completed?;
+        let (skipped_documents, duplicate_documents) =
+            reader.into_inner().unwrap_or_else(PoisonError::into_inner).left_out();
+        Ok(DoneSection { shards, skipped_documents, duplicate_documents })
     }
 
     /// Notes the documents of a section that is complete already.
@@ -112,49 +107,22 @@ impl Pipeline<'_> {
         Ok(self.inputs.chunks_of(self.section.sources.clone(), cuts, SIZES))
     }
 
-    /// Reads all text and shares it out; says how many documents were left out because they are no UTF-8, and because they
-    /// were there before.
-    fn read(
-        &self,
-        started: &Started,
-        mut seen: Option<&mut Seen>,
-        empty: &Receiver<Box<Batch>>,
-        out: &SyncSender<Box<Batch>>,
-    ) -> Result<(u64, u64)> {
-        let mut planner = Planner::new(self, started);
-        let mut chunks = self.chunks()?;
-        let mut told = 0;
-        for sequence in 0.. {
-            // Without a writer nobody gives a batch back, and it knows why.
-            let Ok(mut batch) = empty.recv() else { break };
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
-            }
-            let has_text = chunks.next(&mut batch.chunk).map_err(too_long)?;
-            (batch.sequence, batch.is_last) = (sequence, !has_text);
-            batch.parts.clear();
-            if has_text {
-                planner.plan(&batch.chunk, seen.as_deref_mut(), &mut batch.parts)?;
-            }
-            let bytes_read = if has_text { chunks.bytes_read() } else { self.section.n_bytes.max(told) };
-            batch.input_bytes = bytes_read - told;
-            told = bytes_read;
-            if out.send(batch).is_err() || !has_text {
-                break;
-            }
-        }
-        Ok((chunks.skipped(), planner.duplicates))
-    }
-
-    fn encode_batches(&self, read: &Mutex<Receiver<Box<Batch>>>, out: &SyncSender<Box<Batch>>) {
-        loop {
-            // A poisoned lock means that another thread panicked, which ends the scope anyway.
-            let Ok(received) = read.lock().map(|receiver| receiver.recv()) else { return };
-            let Ok(mut batch) = received else { return };
-            batch.failure = self.encode(&mut batch).err();
-            if out.send(batch).is_err() {
+    /// Takes batches from the reader to the writer until there are no more.
+    fn work(&self, reader: &Mutex<Reader>, turns: &Turns<Box<Batch>>, writer: &Mutex<Writer>) {
+        let _alarm = turns.alarm();
+        let make = || Box::new(Batch::for_vocabulary(self.tokenizer.vocab_size()));
+        while let Some(mut batch) = turns.take(make) {
+            // A poisoned lock means that another thread panicked, which ends everything.
+            let has_batch = reader.lock().is_ok_and(|mut reader| reader.read(&mut batch));
+            if !has_batch {
                 return;
             }
+            if batch.failure.is_none() {
+                batch.failure = self.encode(&mut batch).err();
+            }
+            turns.hand_in(batch.sequence, batch, |batch| {
+                writer.lock().is_ok_and(|mut writer| writer.write(batch))
+            });
         }
     }
 
@@ -180,15 +148,22 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Syncs full shards and notes that they are complete, while the writer goes on with the next.
+    /// Syncs shards and notes which are complete, while the others go on with the next.
     fn complete(
         &self,
         started: &Started,
         journal: &mut Journal,
-        full: Receiver<FullShard>,
+        closing: Receiver<Closing>,
     ) -> Result<[Vec<ShardRecord>; 2]> {
         let mut shards = started.shards.clone();
-        for FullShard { split, writer, next } in full {
+        for closing in closing {
+            let FullShard { split, writer, next } = match closing {
+                Closing::Full(full) => *full,
+                Closing::Growing(early) => {
+                    early.sync().map_err(Error::write(early.path()))?;
+                    continue;
+                }
+            };
             let shards = &mut shards[split as usize];
             let file = Staging::section_shard(&self.section.fingerprint, split, shards.len());
             let mut record = SplitRecord::default();
@@ -205,7 +180,7 @@ impl Pipeline<'_> {
 /// Text on its way through the stages, and then its tokens.
 struct Batch {
     sequence: u64,
-    /// Whether nothing comes behind it; without such a batch the reader failed.
+    /// Whether nothing comes behind it.
     is_last: bool,
     chunk: Chunk,
     parts: Vec<Part>,
@@ -243,6 +218,62 @@ struct Part {
     n_written: u64,
     /// The place of its tokens in the batch's.
     tokens: Range<usize>,
+}
+
+/// Reads all text and shares it out.
+struct Reader<'a> {
+    pipeline: &'a Pipeline<'a>,
+    chunks: TextChunks<'a>,
+    planner: Planner<'a>,
+    seen: Option<&'a mut Seen>,
+    /// The number of the next batch.
+    sequence: u64,
+    /// How far the reader had come in its inputs when it gave out the last one.
+    told: u64,
+    is_over: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn new(pipeline: &'a Pipeline<'a>, started: &Started, seen: Option<&'a mut Seen>) -> Result<Reader<'a>> {
+        let (chunks, planner) = (pipeline.chunks()?, Planner::new(pipeline, started));
+        Ok(Reader { pipeline, chunks, planner, seen, sequence: 0, told: 0, is_over: false })
+    }
+
+    /// Gives the batch the next text, or the failure that ends the reading; `false` behind the last batch.
+    fn read(&mut self, batch: &mut Batch) -> bool {
+        if self.is_over {
+            return false;
+        }
+        batch.parts.clear();
+        let has_text = self.read_text(batch);
+        self.is_over = !matches!(has_text, Ok(true));
+        let bytes_read = if self.is_over {
+            self.pipeline.section.n_bytes.max(self.told)
+        } else {
+            self.chunks.bytes_read()
+        };
+        batch.input_bytes = bytes_read - self.told;
+        self.told = bytes_read;
+        (batch.sequence, batch.is_last, batch.failure) = (self.sequence, self.is_over, has_text.err());
+        self.sequence += 1;
+        true
+    }
+
+    fn read_text(&mut self, batch: &mut Batch) -> Result<bool> {
+        if self.pipeline.stop.load(Ordering::Relaxed) {
+            return Err(Error::Stopped);
+        }
+        let has_text = self.chunks.next(&mut batch.chunk).map_err(too_long)?;
+        if has_text {
+            self.planner.plan(&batch.chunk, self.seen.as_deref_mut(), &mut batch.parts)?;
+        }
+        Ok(has_text)
+    }
+
+    /// How many documents were left out because they are no UTF-8, and because they were there before.
+    fn left_out(&self) -> (u64, u64) {
+        (self.chunks.skipped(), self.planner.duplicates)
+    }
 }
 
 /// Decides what becomes of every part of the text.
@@ -356,6 +387,14 @@ fn border(text: &str, wanted: usize) -> usize {
         .unwrap_or_else(between_characters)
 }
 
+/// What is done to shards beside the writing.
+enum Closing {
+    /// What there is of a shard is synced.
+    Growing(EarlySync),
+    /// A shard is completed.
+    Full(Box<FullShard>),
+}
+
 /// A shard that has all its tokens; without `next` its split has no more.
 struct FullShard {
     split: Split,
@@ -370,50 +409,50 @@ struct Writer<'a> {
     open: [Option<ShardWriter>; 2],
     /// How many shards of each split were begun before.
     n_begun: [usize; 2],
-    full: SyncSender<FullShard>,
+    closing: SyncSender<Closing>,
+    failure: Option<Error>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(pipeline: &'a Pipeline<'a>, started: &Started, full: SyncSender<FullShard>) -> Writer<'a> {
+    fn new(pipeline: &'a Pipeline<'a>, started: &Started, closing: SyncSender<Closing>) -> Writer<'a> {
         Writer {
             pipeline,
             vocab_size: pipeline.tokenizer.vocab_size() as u64,
             open: [None, None],
             n_begun: [started.shards[0].len(), started.shards[1].len()],
-            full,
+            closing,
+            failure: None,
         }
     }
 
-    fn write_all(mut self, encoded: Receiver<Box<Batch>>, empty: SyncSender<Box<Batch>>) -> Result<()> {
+    /// Writes the next batch, and says whether others are to follow.
+    fn write(&mut self, batch: &mut Batch) -> bool {
+        self.failure = self.try_write(batch).err();
+        self.failure.is_none() && !batch.is_last
+    }
+
+    fn try_write(&mut self, batch: &mut Batch) -> Result<()> {
+        if let Some(failure) = batch.failure.take() {
+            return Err(failure);
+        }
+        if self.pipeline.stop.load(Ordering::Relaxed) {
+            return Err(Error::Stopped);
+        }
+        for part in &batch.parts {
+            self.push(part, &batch.tokens)?;
+        }
+        if batch.is_last {
+            Split::ALL.into_iter().try_for_each(|split| self.close(split, None))?;
+        }
         let (progress, n_files) = (self.pipeline.progress, self.pipeline.inputs.names().len() as u64);
-        let mut waiting = BTreeMap::new();
-        let (mut next, mut is_whole) = (0, false);
-        for batch in encoded {
-            waiting.insert(batch.sequence, batch);
-            while let Some(mut batch) = waiting.remove(&next) {
-                if self.pipeline.stop.load(Ordering::Relaxed) {
-                    return Err(Error::Stopped);
-                }
-                if let Some(failure) = batch.failure.take() {
-                    return Err(failure);
-                }
-                for part in &batch.parts {
-                    self.push(part, &batch.tokens)?;
-                }
-                progress.at_file(batch.chunk.file_idx() as u64 + 1, n_files);
-                progress.advance(batch.input_bytes);
-                next += 1;
-                is_whole = batch.is_last;
-                // The reader may be done already and take no more batches.
-                let _ = empty.send(batch);
-            }
-        }
-        if is_whole {
-            for split in Split::ALL {
-                self.close(split, None)?;
-            }
-        }
+        progress.at_file(batch.chunk.file_idx() as u64 + 1, n_files);
+        progress.advance(batch.input_bytes);
         Ok(())
+    }
+
+    /// Ends the writing; without a failure all of the section has been written.
+    fn finish(self) -> Result<()> {
+        self.failure.map_or(Ok(()), Err)
     }
 
     fn push(&mut self, part: &Part, tokens: &Tokens) -> Result<()> {
@@ -432,6 +471,10 @@ impl<'a> Writer<'a> {
             let first = part.tokens.start + n_written as usize;
             tokens.write(first..first + n_now as usize, writer)?;
             n_written += n_now;
+            if let Some(early) = writer.early_sync()? {
+                // While others are being synced this can wait for the next time.
+                let _ = self.closing.try_send(Closing::Growing(early));
+            }
         }
         Ok(())
     }
@@ -459,7 +502,8 @@ impl<'a> Writer<'a> {
     fn close(&mut self, split: Split, next: Option<Cursor>) -> Result<()> {
         let Some(writer) = self.open[split as usize].take() else { return Ok(()) };
         // Who completes shards has gone only because of an error, which is told first.
-        self.full.send(FullShard { split, writer, next }).map_err(|_| Error::Stopped)
+        let full = Box::new(FullShard { split, writer, next });
+        self.closing.send(Closing::Full(full)).map_err(|_| Error::Stopped)
     }
 }
 

@@ -48,8 +48,8 @@ impl Tokens {
     /// Appends the tokens of a text.
     pub(super) fn encode(&mut self, tokenizer: &Tokenizer, text: &str) -> ironmill_text::Result<()> {
         match self {
-            Tokens::Narrow(tokens) => tokenizer.encode_u16(text.as_bytes(), tokens),
-            Tokens::Wide(tokens) => tokenizer.encode(text.as_bytes(), tokens),
+            Tokens::Narrow(tokens) => tokenizer.encode_text_u16(text, tokens),
+            Tokens::Wide(tokens) => tokenizer.encode_text(text, tokens),
         }
     }
 

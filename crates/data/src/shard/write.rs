@@ -3,7 +3,8 @@
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use ironmill_text::durable::{Disk, StagedFile};
+use bytemuck::NoUninit;
+use ironmill_text::durable::{Disk, EarlySync, StagedFile};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{BLOCK_BYTES, HEADER_BYTES, Header, OFFSET_BYTES, token_bytes};
@@ -12,16 +13,37 @@ use crate::error::{Error, Result};
 /// Writes one shard. Dropping it before [`ShardWriter::finish`] removes what was written.
 #[derive(Debug)]
 pub struct ShardWriter {
-    path: PathBuf,
-    file: StagedFile,
     header: Header,
+    written: Written,
     /// The block that is being filled, with room for all of it.
     block: Box<[u8]>,
     /// How much of it is there.
     filled: usize,
-    checksums: Vec<u64>,
     offsets: Vec<u64>,
+}
+
+/// The blocks that are in the file.
+#[derive(Debug)]
+struct Written {
+    path: PathBuf,
+    file: StagedFile,
+    /// How many bytes nobody was asked to sync.
+    unsynced: u64,
+    checksums: Vec<u64>,
     hasher: blake3::Hasher,
+}
+
+/// A shard is worth syncing before its end whenever it has grown by so many bytes: few enough to be quick when the last of them
+/// are waited for, and enough to be written at the disk's full rate.
+const EARLY_SYNC_BYTES: u64 = 16 << 20;
+
+impl Written {
+    fn push(&mut self, block: &[u8]) -> Result<()> {
+        self.checksums.push(xxh3_64(block));
+        self.hasher.update(block);
+        self.unsynced += block.len() as u64;
+        self.file.write_all(block).map_err(Error::write(&self.path))
+    }
 }
 
 /// What a finished shard holds.
@@ -56,21 +78,30 @@ impl ShardWriter {
             tokenizer_hash,
             vocab_size,
         };
-        Ok(ShardWriter {
+        let written = Written {
             path: path.to_path_buf(),
             file,
-            header,
-            block: vec![0; BLOCK_BYTES as usize].into_boxed_slice(),
-            filled: 0,
+            unsynced: 0,
             checksums: Vec::new(),
-            offsets: Vec::new(),
             hasher: blake3::Hasher::new(),
-        })
+        };
+        let block = vec![0; BLOCK_BYTES as usize].into_boxed_slice();
+        Ok(ShardWriter { header, written, block, filled: 0, offsets: Vec::new() })
     }
 
     /// How many tokens have been written.
     pub fn tokens(&self) -> u64 {
         self.header.tokens
+    }
+
+    /// What syncs the bytes written so far, whenever many have come since it was given out: another thread can do that while this
+    /// one goes on, so that [`finish`](ShardWriter::finish) has little left to wait for.
+    pub(crate) fn early_sync(&mut self) -> Result<Option<EarlySync>> {
+        if self.written.unsynced < EARLY_SYNC_BYTES {
+            return Ok(None);
+        }
+        self.written.unsynced = 0;
+        self.written.file.early_sync().map_err(Error::write(&self.written.path))
     }
 
     /// Says that the next token begins a document of `raw_bytes` bytes of text.
@@ -86,30 +117,39 @@ impl ShardWriter {
     }
 
     /// Appends tokens, which may be held in wider or narrower numbers than the shard's.
-    pub fn push<T: Copy + Default + Ord + Into<u32>>(&mut self, tokens: &[T]) -> Result<()> {
+    pub fn push<T: Copy + Default + Ord + Into<u32> + NoUninit>(&mut self, tokens: &[T]) -> Result<()> {
         let width = self.header.token_bytes as usize;
         let mut rest = tokens;
         while !rest.is_empty() {
             let room = (self.block.len() - self.filled) / width;
             let (now, later) = rest.split_at(room.min(rest.len()));
+            // A whole block that lies in memory as it will in the file goes there from where it is.
+            let whole = as_stored(now, width).filter(|bytes| bytes.len() == self.block.len());
             let end = self.filled + now.len() * width;
             let places = &mut self.block[self.filled..end];
             // A maximum and a loop over places that are there already are done in vectors, which a search and a push are not.
-            let largest = if width == 2 {
-                write(now, places.as_chunks_mut().0, |token| (token as u16).to_le_bytes())
-            } else {
-                write(now, places.as_chunks_mut().0, u32::to_le_bytes)
+            let largest = match whole {
+                Some(_) => now.iter().fold(T::default(), |largest, &token| largest.max(token)).into(),
+                None if width == 2 => {
+                    write(now, places.as_chunks_mut().0, |token| (token as u16).to_le_bytes())
+                }
+                None => write(now, places.as_chunks_mut().0, u32::to_le_bytes),
             };
             if u64::from(largest) >= self.header.vocab_size {
                 let reason =
                     format!("token {largest} is outside the vocabulary of {}", self.header.vocab_size);
                 let offset = HEADER_BYTES + self.header.tokens * width as u64;
-                return Err(Error::BadShard { path: self.path.clone(), offset, reason });
+                return Err(Error::BadShard { path: self.written.path.clone(), offset, reason });
             }
-            self.filled = end;
             self.header.tokens += now.len() as u64;
-            if end == self.block.len() {
-                self.end_block()?;
+            match whole {
+                Some(block) => self.written.push(block)?,
+                None => {
+                    self.filled = end;
+                    if end == self.block.len() {
+                        self.end_block()?;
+                    }
+                }
             }
             rest = later;
         }
@@ -128,33 +168,31 @@ impl ShardWriter {
             }
             self.end_block()?;
         }
-        let table: Vec<u8> = self.checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
-        self.hasher.update(&table);
+        let Written { path, mut file, checksums, mut hasher, .. } = self.written;
+        let table: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
+        hasher.update(&table);
         let header = self.header.to_bytes();
-        self.hasher.update(&header);
-        let hash = *self.hasher.finalize().as_bytes();
-        let mut file = self.file;
+        hasher.update(&header);
+        let hash = *hasher.finalize().as_bytes();
         file.write_all(&table)
             .and_then(|()| file.write_all(&hash))
             .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| file.write_all(&header))
             .and_then(|()| file.commit())
-            .map_err(Error::write(&self.path))?;
+            .map_err(Error::write(&path))?;
         Ok(WrittenShard { header: self.header, hash })
     }
 
     /// Writes the block with what is in it, unless that is nothing, and begins the next.
     fn end_block(&mut self) -> Result<()> {
-        let block = &self.block[..self.filled];
-        if block.is_empty() {
-            return Ok(());
-        }
-        self.checksums.push(xxh3_64(block));
-        self.hasher.update(block);
-        self.file.write_all(block).map_err(Error::write(&self.path))?;
-        self.filled = 0;
-        Ok(())
+        let filled = std::mem::take(&mut self.filled);
+        if filled == 0 { Ok(()) } else { self.written.push(&self.block[..filled]) }
     }
+}
+
+/// Tokens as the bytes that a shard has of them, if they are held in numbers of that width whose lowest byte comes first.
+fn as_stored<T: NoUninit>(tokens: &[T], width: usize) -> Option<&[u8]> {
+    (size_of::<T>() == width && cfg!(target_endian = "little")).then(|| bytemuck::cast_slice(tokens))
 }
 
 /// Writes tokens to their places and gives the largest.

@@ -3,7 +3,10 @@
 //! What is written loads there with the same ids. What is read is what is written here, with the variations
 //! found in published files that do not change ids; anything else is refused by name.
 
-use serde_json::{Map, Value, json};
+use hashbrown::HashMap;
+use serde::Serialize;
+use serde::ser::{SerializeMap, SerializeSeq, Serializer};
+use serde_json::{Value, json};
 
 use super::{Bpe, Parts};
 use crate::byte_level::ByteLevel;
@@ -15,26 +18,7 @@ use crate::special::Specials;
 use crate::{Error, Result};
 
 pub(crate) fn to_json(bpe: &Bpe) -> String {
-    let alphabet = ByteLevel::new();
-    let specials = bpe.specials.as_slice();
-    let name_of = |id: u32| match specials.binary_search_by_key(&id, |&(_, id)| id) {
-        Ok(idx) => specials[idx].0.clone(),
-        Err(_) => {
-            alphabet.render(bpe.model.tokens.get(id as usize).and_then(Option::as_deref).unwrap_or_default())
-        }
-    };
-    let mut vocab = Map::new();
-    for (token, id) in bpe.model.tokens.iter().zip(0..) {
-        if token.is_some() {
-            vocab.insert(name_of(id), json!(id));
-        }
-    }
-    let merges: Vec<String> = bpe
-        .model
-        .merges
-        .iter()
-        .map(|&(left, right)| format!("{} {}", name_of(left), name_of(right)))
-        .collect();
+    let names = Names::new(bpe);
     let pre_tokenizer = match bpe.splitter.pattern() {
         Pattern::Gpt2 => byte_level(true),
         pattern => {
@@ -43,29 +27,136 @@ pub(crate) fn to_json(bpe: &Bpe) -> String {
             json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]})
         }
     };
-    let file = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": AddedToken::list(&bpe.specials),
-        "normalizer": (bpe.normalization == Normalization::Nfc).then(|| json!({"type": "NFC"})),
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": bpe.frame.to_json(),
-        "decoder": byte_level(true),
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": null,
-            "continuing_subword_prefix": null,
-            "end_of_word_suffix": null,
-            "fuse_unk": false,
-            "byte_fallback": false,
-            "ignore_merges": bpe.ignore_merges,
-            "vocab": vocab,
-            "merges": merges,
+    let file = WrittenFile {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: AddedToken::list(&bpe.specials),
+        normalizer: (bpe.normalization == Normalization::Nfc).then(|| json!({"type": "NFC"})),
+        pre_tokenizer,
+        post_processor: bpe.frame.to_json(),
+        decoder: byte_level(true),
+        model: WrittenModel {
+            r#type: "BPE",
+            dropout: (),
+            unk_token: (),
+            continuing_subword_prefix: (),
+            end_of_word_suffix: (),
+            fuse_unk: false,
+            byte_fallback: false,
+            ignore_merges: bpe.ignore_merges,
+            vocab: WrittenVocab(&names),
+            merges: WrittenMerges(&names),
         },
-    });
-    format!("{file:#}\n")
+    };
+    let mut json = serde_json::to_string_pretty(&file).expect("names and numbers are all that is written");
+    json.push('\n');
+    json
+}
+
+/// A file as it is written, field by field: a tree of a large vocabulary's values would take longer to make than all else does.
+#[derive(Serialize)]
+struct WrittenFile<'a> {
+    version: &'static str,
+    truncation: (),
+    padding: (),
+    added_tokens: Vec<AddedToken>,
+    normalizer: Option<Value>,
+    pre_tokenizer: Value,
+    post_processor: Value,
+    decoder: Value,
+    model: WrittenModel<'a>,
+}
+
+#[derive(Serialize)]
+struct WrittenModel<'a> {
+    r#type: &'static str,
+    dropout: (),
+    unk_token: (),
+    continuing_subword_prefix: (),
+    end_of_word_suffix: (),
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    vocab: WrittenVocab<'a>,
+    merges: WrittenMerges<'a>,
+}
+
+/// How a file names tokens.
+struct Names<'a> {
+    bpe: &'a Bpe,
+    alphabet: ByteLevel,
+    /// Pairs of a special and an ordinary token of one name, the lower id first. A file has room for one of them: it names the
+    /// higher id, in the place of the lower.
+    shared: Vec<(u32, u32)>,
+}
+
+impl<'a> Names<'a> {
+    fn new(bpe: &'a Bpe) -> Self {
+        let alphabet = ByteLevel::new();
+        let specials = bpe.specials.as_slice();
+        let spelt: HashMap<Vec<u8>, u32> =
+            specials.iter().filter_map(|(text, id)| Some((alphabet.parse(text)?, *id))).collect();
+        let mut shared = Vec::new();
+        for (token, id) in bpe.model.tokens.iter().zip(0..) {
+            let other = token.as_deref().and_then(|bytes| spelt.get(bytes)).copied();
+            shared.extend(
+                other.filter(|_| !bpe.specials.has_id(id)).map(|other| (id.min(other), id.max(other))),
+            );
+        }
+        Self { bpe, alphabet, shared }
+    }
+
+    /// Appends the name of a token.
+    fn write(&self, id: u32, name: &mut String) {
+        let specials = self.bpe.specials.as_slice();
+        match specials.binary_search_by_key(&id, |&(_, id)| id) {
+            Ok(idx) => name.push_str(&specials[idx].0),
+            Err(_) => {
+                let bytes = self.bpe.model.tokens.get(id as usize).and_then(Option::as_deref);
+                self.alphabet.render_to(bytes.unwrap_or_default(), name);
+            }
+        }
+    }
+}
+
+struct WrittenVocab<'a>(&'a Names<'a>);
+
+impl Serialize for WrittenVocab<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let Self(names) = self;
+        let mut map = serializer.serialize_map(None)?;
+        let mut name = String::new();
+        for (token, id) in names.bpe.model.tokens.iter().zip(0..) {
+            if token.is_none() || names.shared.iter().any(|&(_, higher)| higher == id) {
+                continue;
+            }
+            name.clear();
+            names.write(id, &mut name);
+            let named =
+                names.shared.iter().find(|&&(lower, _)| lower == id).map_or(id, |&(_, higher)| higher);
+            map.serialize_entry(&name, &named)?;
+        }
+        map.end()
+    }
+}
+
+struct WrittenMerges<'a>(&'a Names<'a>);
+
+impl Serialize for WrittenMerges<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let Self(names) = self;
+        let mut list = serializer.serialize_seq(None)?;
+        let mut line = String::new();
+        for &(left, right) in &names.bpe.model.merges {
+            line.clear();
+            names.write(left, &mut line);
+            line.push(' ');
+            names.write(right, &mut line);
+            list.serialize_element(&line)?;
+        }
+        list.end()
+    }
 }
 
 fn byte_level(use_regex: bool) -> Value {
@@ -158,7 +249,7 @@ fn tokens_and_merges<'m>(
         }
     }
 
-    let ids: hashbrown::HashMap<&str, u64> = vocab.0.iter().map(|(name, id)| (name.as_str(), *id)).collect();
+    let ids: HashMap<&str, u64> = vocab.0.iter().map(|(name, id)| (name.as_str(), *id)).collect();
     let id_of = |name: &str| {
         let id = ids.get(name).and_then(|&id| u32::try_from(id).ok());
         id.ok_or_else(|| Error::Format(format!("a merge uses {name:?}, which is not in the vocabulary")))
@@ -211,4 +302,39 @@ fn split_regex(step: &Value) -> Option<Pattern> {
         && step["behavior"] == json!("Isolated")
         && step.get("invert").unwrap_or(&json!(false)) == &json!(false);
     isolated.then(|| step["pattern"]["Regex"].as_str()).flatten().map(Pattern::from_regex)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes as tokens 0 to 255, `ab` as 256 and special tokens behind.
+    fn bpe(special: &[(&str, u32)]) -> Bpe {
+        let mut tokens: Vec<Option<Box<[u8]>>> = (0..=u8::MAX).map(|byte| Some([byte].into())).collect();
+        tokens.push(Some((*b"ab").into()));
+        tokens.extend(special.iter().map(|(text, _)| Some(text.as_bytes().into())));
+        let specials = special.iter().map(|&(text, id)| (text.to_owned(), id)).collect();
+        Bpe::new(Parts {
+            pattern: Pattern::Cl100k,
+            normalization: Normalization::Nfc,
+            specials: Specials::new(specials).unwrap(),
+            frame: Frame::default(),
+            tokens,
+            merges: vec![(97, 98)],
+            ignore_merges: true,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_file_has_the_form_of_its_tree_of_values_and_every_name_once() {
+        for special in [&[][..], &[("<|end|>", 257)], &[("ab", 257), ("Ġ", 258), ("é\n\"", 259)]] {
+            let json = to_json(&bpe(special));
+            let tree: Value = serde_json::from_str(&json).unwrap();
+            assert_eq!(json, format!("{tree:#}\n"));
+            for (text, id) in special {
+                assert_eq!(tree["model"]["vocab"][text], *id, "{text}");
+            }
+        }
+    }
 }

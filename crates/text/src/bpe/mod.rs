@@ -114,6 +114,17 @@ impl Bpe {
         let Self { splitter, model, .. } = self;
         self.encoders.with_encoder(model, |encoder| encoder.encode(model, splitter, text, out))
     }
+
+    /// [`encode`](Self::encode) of what is known to be text, which is not looked at a second time. It need not be normalised.
+    pub(crate) fn encode_text<I: Id>(&self, text: &str, out: &mut Vec<I>) -> Result<()> {
+        let Self { splitter, model, .. } = self;
+        match self.normalise(text.as_bytes()) {
+            Cow::Borrowed(_) => {
+                self.encoders.with_encoder(model, |encoder| encoder.encode_text(model, splitter, text, out))
+            }
+            Cow::Owned(normalised) => self.encode(&normalised, out),
+        }
+    }
 }
 
 fn ids_of_ordinary_tokens(

@@ -157,17 +157,15 @@ impl Pool {
     /// Runs `work` with an encoder of its own. A panic there loses the encoder and nothing else.
     pub(super) fn with_encoder<T>(&self, model: &Model, work: impl FnOnce(&mut Encoder) -> T) -> T {
         let lock = || self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut encoder = {
+        let idle_or_tables = {
             let mut idle = lock();
-            match idle.encoders.pop() {
-                Some(encoder) => encoder,
-                None => {
-                    let Idle { frequent, tables, .. } = &mut *idle;
-                    let tables = tables.get_or_insert_with(|| Arc::new(Tables::new(model, frequent)));
-                    Box::new(Encoder::new(Arc::clone(tables)))
-                }
-            }
+            let Idle { frequent, tables, encoders } = &mut *idle;
+            encoders.pop().ok_or_else(|| {
+                Arc::clone(tables.get_or_insert_with(|| Arc::new(Tables::new(model, frequent))))
+            })
         };
+        // Several threads may begin at once, each with a copy of the table, which takes milliseconds.
+        let mut encoder = idle_or_tables.unwrap_or_else(|tables| Box::new(Encoder::new(tables)));
         let result = work(&mut encoder);
         lock().encoders.push(encoder);
         result
@@ -224,6 +222,22 @@ impl Encoder {
             work.encode_piece(piece);
             Ok(())
         })
+    }
+
+    /// [`encode`](Self::encode) of what is known to be text.
+    pub(super) fn encode_text<I: Id>(
+        &mut self,
+        model: &Model,
+        splitter: &Splitter,
+        text: &str,
+        out: &mut Vec<I>,
+    ) -> Result<()> {
+        let Some(scanner) = splitter.scanner() else {
+            return self.encode(model, splitter, text.as_bytes(), out);
+        };
+        let (mut work, ends) = self.work(model, out);
+        work.encode_text(scanner, ends, text);
+        Ok(())
     }
 
     /// Appends the tokens of `text`, whose pieces `scanner` finds; stretches that are no text are pieces.
