@@ -298,6 +298,8 @@ impl Drop for Sequence {
 
 /// Words in which a kernel reports an id that is out of range.
 const FAULT_WORDS: usize = 4;
+/// What the first of them says where a block waited in vain for another.
+const LOST: u32 = 2;
 
 impl Cuda {
     /// Opens a card.
@@ -420,7 +422,7 @@ impl Cuda {
         self.sequences.get(sequence.0).and_then(Option::as_ref).ok_or_else(unbound)
     }
 
-    /// Whether a kernel met an id outside its table since the last look.
+    /// Whether a kernel met an id outside its table since the last look, or its blocks lost each other.
     fn check_fault(&self) -> Result<()> {
         let mut words = [0u32; FAULT_WORDS];
         self.staging.borrow_mut().download(self.fault, 4 * FAULT_WORDS, 4, |_, bytes| {
@@ -434,6 +436,10 @@ impl Cuda {
             return Ok(());
         }
         self.driver.clear(self.fault, 4 * FAULT_WORDS, self.stream)?;
+        if words[0] == LOST {
+            let detail = "a block waited in vain for another".into();
+            return Err(Error::Binding { kernel: "decode step", detail });
+        }
         Err(Error::IndexOutOfRange { op: "embed", index: words[1] as usize, rows: words[2] as usize })
     }
 

@@ -32,13 +32,15 @@ pub(super) enum Source {
     Attention,
     AttentionDecode,
     DecodeStep,
+    DecodeFew,
     AttentionF32,
     AttentionHopper,
     GeluHopper,
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 7] = [
+    ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
@@ -48,7 +50,7 @@ const HEADERS: [(&str, &str); 6] = [
 ];
 
 impl Source {
-    const ALL: [Source; 20] = [
+    const ALL: [Source; 21] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -65,6 +67,7 @@ impl Source {
         Source::Attention,
         Source::AttentionDecode,
         Source::DecodeStep,
+        Source::DecodeFew,
         Source::AttentionF32,
         Source::AttentionHopper,
         Source::GeluHopper,
@@ -89,6 +92,7 @@ impl Source {
                 let single = with(&[0], "HEAD", &[64, 128]);
                 [single, with(&[1, 2], "TILES", &[1, 2])].concat()
             }
+            Source::DecodeFew => [with(&[1, 2], "ROWS", &[1, 2]), with(&[1, 2], "WHOLE", &[1])].concat(),
             Source::GeluHopper => {
                 let tiles = [[("COLUMNS", 128), ("CLUSTER", 1)], [("COLUMNS", 192), ("CLUSTER", 2)]];
                 let of = |real| tiles.map(|[columns, cluster]| vec![("REAL", real), columns, cluster]);
@@ -128,6 +132,7 @@ impl Source {
             | Source::Attention
             | Source::AttentionDecode
             | Source::DecodeStep
+            | Source::DecodeFew
             | Source::AttentionF32
             | Source::AttentionHopper
             | Source::GeluHopper
@@ -153,6 +158,7 @@ impl Source {
             Source::Attention => "attention.cu",
             Source::AttentionDecode => "attention_decode.cu",
             Source::DecodeStep => "decode_step.cu",
+            Source::DecodeFew => "decode_few.cu",
             Source::AttentionF32 => "attention_f32.cu",
             Source::AttentionHopper => "attention_hopper.cu",
             Source::GeluHopper => "gelu_hopper.cu",
@@ -178,6 +184,7 @@ impl Source {
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
             Source::DecodeStep => include_str!("kernels/decode_step.cu"),
+            Source::DecodeFew => include_str!("kernels/decode_few.cu"),
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
             Source::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
             Source::GeluHopper => include_str!("kernels/gelu_hopper.cu"),

@@ -1,5 +1,5 @@
 //! A step of decoding as one kernel: the launches of a program that reads a token a row become the table of phases that
-//! `decode_step.cu` goes through.
+//! `decode_step.cu` goes through, or `decode_few.cu` for very few rows.
 //!
 //! Only norms, products with their activations and gates, rotary positions and attention over caches are known here, on Hopper, for
 //! as many rows as [`most_rows`] says. Any other program runs as its launches. Values that phases hand to each other lie in working memory, each in
@@ -22,35 +22,51 @@ use crate::{
     tensor::DType,
 };
 
-/// The numbers of `decode_step.cu`.
+/// The numbers of `decode.cuh`.
 const WARPS: usize = 8;
 /// With the warpgroup of the one that fetches weights.
 const THREADS: u32 = 32 * WARPS as u32 + 128;
-const COLUMNS: usize = 24;
 const PART_STEPS: usize = 24;
-const STAGE_BYTES: usize = COLUMNS * (64 * PART_STEPS + 64);
+const STAGE_ROW_BYTES: usize = 64 * PART_STEPS + 64;
 const CHAINS: usize = 8;
+/// Those of `decode_step.cu`.
+const COLUMNS: usize = 24;
+const STAGE_BYTES: usize = COLUMNS * STAGE_ROW_BYTES;
+/// Those of `decode_few.cu`: the weights of a tile, and an element's share of packets.
+const SLOT_BYTES: usize = 8 * STAGE_ROW_BYTES;
+const PACKET_BYTES: usize = 4;
+/// Fewer slots do not hold what is multiplied at a time.
+const LEAST_SLOTS: usize = 4;
+/// One of so many blocks may attend, the others multiply.
+const ATTENDING_SHARE: usize = 4;
 const WAITS: u32 = 1;
 const OWN_NORM: u32 = 2;
 const GATED: u32 = 4;
 const APART: u32 = 8;
 const ACTIVATED: u32 = 16;
 const CENTRED: u32 = 32;
+const PLAIN: u32 = 64;
+const KEPT: u32 = 128;
+const SENT: u32 = 256;
 const PRODUCT: u32 = 0;
 const NORM: u32 = 1;
 const ATTENTION: u32 = 2;
 /// Addresses with this bit are offsets in working memory.
 const IN_SCRATCH: u64 = 1 << 63;
 
-/// Shared memory of a block on Hopper, less what the kernel declares itself.
+/// Shared memory of a block on Hopper, less what the kernels declare themselves.
 const SHARED_BYTES: usize = (227 << 10) - 512;
+const FEW_SHARED_BYTES: usize = (227 << 10) - 5 * 1024;
 /// More stages than a layer has products fetch nothing earlier that would be late otherwise.
 const MOST_STAGES: usize = 5;
+/// The same of slots, of which a layer of GPT-2 takes eleven.
+const MOST_SLOTS: usize = 16;
 /// Rows for which every block makes norms itself: that takes less time than waiting for a block that makes them for all.
 const MOST_OWN_ROWS: usize = 2;
-/// The widest norm, and the largest head.
+/// The widest norm, and the largest and smallest head.
 const MOST_COLUMNS: usize = 8192;
 const MOST_HEAD: usize = 128;
+const SMALLEST_HEAD: usize = 8;
 
 /// The most rows of a step. In f32 there are no matrix units; with more than two tiles of rows registers do not suffice, and the launches
 /// are faster.
@@ -161,6 +177,10 @@ enum Value {
         ids: u64,
         rows: u32,
     },
+    /// What the latest norm added up, where every block keeps that itself.
+    Kept {
+        phase: usize,
+    },
     /// Sums of parts of a product, without its bias.
     Parts {
         sums: Stored,
@@ -170,7 +190,7 @@ enum Value {
     /// A norm that whoever reads it makes itself, in the phase of this number at the latest.
     Normed {
         norm: Norm,
-        is_centred: bool,
+        flags: u32,
         writer: Option<usize>,
         phase: usize,
     },
@@ -199,47 +219,145 @@ pub(super) fn add(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Opti
     if !builder.has_warpgroup_products() {
         return Ok(None);
     }
-    let mut walk = Walk::new(builder, inputs[0]);
-    if walk.all(before, &inputs[0]).is_none() {
-        return Ok(None);
+    if let Some(few) = Walk::new(builder, &inputs[0], true).all(before, &inputs[0])
+        && add_few(builder, few)?
+    {
+        return Ok(Some(before.len()));
     }
-    let Walk { rows, real, phases, scratch, head, columns, .. } = walk;
-    let table: Vec<u8> = phases.iter().flat_map(Phase::bytes).collect();
+    let is_added = match Walk::new(builder, &inputs[0], false).all(before, &inputs[0]) {
+        Some(plan) => add_step(builder, plan)?,
+        None => false,
+    };
+    Ok(is_added.then_some(before.len()))
+}
+
+/// What a kernel that stands for a step needs to know.
+struct Plan {
+    rows: usize,
+    real: DType,
+    phases: Vec<Phase>,
+    scratch: usize,
+    head: usize,
+    turns: bool,
+    gates: bool,
+    columns: usize,
+    depth: usize,
+    attending: usize,
+}
+
+impl Plan {
+    fn table(&self) -> Vec<u8> {
+        self.phases.iter().flat_map(Phase::bytes).collect()
+    }
+
+    /// The head size that the kernel works with.
+    fn padded_head(&self) -> usize {
+        if self.head <= 64 { 64 } else { MOST_HEAD }
+    }
+
+    /// Whether all parts of K are of the same length in all products.
+    fn has_whole_parts(&self) -> bool {
+        self.phases.iter().all(|phase| match phase.work {
+            Work::Product(product, _) => (product.depth as usize).is_multiple_of(32 * PART_STEPS),
+            Work::Norm(_) | Work::Attention(_) => true,
+        })
+    }
+
+    /// What both kernels are compiled for.
+    fn defines(&self) -> Vec<(&'static str, usize)> {
+        let fours = self.columns.div_ceil(4 * 32 * WARPS);
+        vec![
+            ("FOURS", fours),
+            ("HEAD", self.padded_head()),
+            ("SIZE", self.head),
+            ("TURNS", self.turns.into()),
+        ]
+    }
+
+    /// Bytes of what the chains of all items gather that a block has at a time.
+    fn chain_bytes(&self) -> usize {
+        WARPS * CHAINS * (self.padded_head() + 4) * size_of::<f32>()
+    }
+}
+
+/// Adds `decode_step`, where its blocks all fit the card at once.
+fn add_step(builder: &mut Builder<'_>, plan: Plan) -> Result<bool> {
+    let (rows, table) = (plan.rows, plan.table());
     let tiles = rows.div_ceil(16).next_power_of_two();
-    let padded = if head <= 64 { 64 } else { MOST_HEAD };
-    let sum_bytes = (WARPS * COLUMNS * (16 * tiles + 4) * 4).max(WARPS * CHAINS * (padded + 2) * 4);
-    let own_bytes = if rows <= MOST_OWN_ROWS { rows * columns * real.bytes() } else { 0 };
+    let sum_bytes = (WARPS * COLUMNS * (16 * tiles + 4) * 4).max(plan.chain_bytes());
+    let own_bytes = if rows <= MOST_OWN_ROWS { rows * plan.columns * plan.real.bytes() } else { 0 };
     let own_bytes = own_bytes.next_multiple_of(16);
     let fixed = sum_bytes + own_bytes + table.len();
     let stages = (SHARED_BYTES.saturating_sub(fixed) / STAGE_BYTES).min(MOST_STAGES);
     if stages < 2 {
-        return Ok(None);
+        return Ok(false);
     }
-    let shared_bytes = fixed + if real == DType::F32 { 0 } else { stages * STAGE_BYTES };
-    let grid = Grid {
-        shared_bytes: u32::try_from(shared_bytes).expect("a block's shared memory"),
-        ..Grid::new(builder.multiprocessors(), THREADS)
-    };
-    let defines =
-        [("TILES", tiles), ("STAGES", stages), ("FOURS", columns.div_ceil(4 * 32 * WARPS)), ("HEAD", padded)];
+    let shared_bytes = fixed + if plan.real == DType::F32 { 0 } else { stages * STAGE_BYTES };
+    let defines = [vec![("TILES", tiles), ("STAGES", stages)], plan.defines()].concat();
     let arguments = [
         builder.constant(&table),
-        builder.scratch(scratch),
+        builder.scratch(plan.scratch),
         builder.constant(&[0; 8]),
         Arg::Fault,
-        phases.len().into(),
+        plan.phases.len().into(),
         rows.into(),
         own_bytes.into(),
         sum_bytes.into(),
     ];
-    let is_added =
-        builder.kernel_together(Source::DecodeStep, "decode_step", real, &defines, grid, &arguments)?;
-    Ok(is_added.then_some(before.len()))
+    let grid = grid(builder, shared_bytes);
+    builder.kernel_together(Source::DecodeStep, "decode_step", plan.real, &defines, grid, &arguments)
+}
+
+/// Adds `decode_few`, where its blocks all fit the card at once.
+fn add_few(builder: &mut Builder<'_>, plan: Plan) -> Result<bool> {
+    let (table, each) = (plan.table(), plan.real.bytes());
+    let row_bytes = (plan.rows * plan.depth.max(plan.columns) * each).next_multiple_of(16);
+    // What is kept of rows, and gains and shifts of two norms.
+    let norm_bytes = (plan.rows + 4) * plan.columns * each;
+    let fixed = row_bytes + norm_bytes + table.len();
+    let slots = (FEW_SHARED_BYTES.saturating_sub(fixed) / SLOT_BYTES).min(MOST_SLOTS);
+    if slots < LEAST_SLOTS {
+        return Ok(false);
+    }
+    let defines = [
+        vec![
+            ("ROWS", plan.rows),
+            ("SLOTS", slots),
+            ("WHOLE", plan.has_whole_parts().into()),
+            ("GATES", plan.gates.into()),
+        ],
+        plan.defines(),
+    ]
+    .concat();
+    // Packets begin as zeroes, which no run's are.
+    let packets = vec![0; plan.scratch];
+    let arguments = [
+        builder.constant(&table),
+        builder.constant(&packets),
+        builder.constant(&[0; 8]),
+        Arg::Fault,
+        plan.phases.len().into(),
+        (builder.multiprocessors() - plan.attending).into(),
+        plan.columns.into(),
+        row_bytes.into(),
+    ];
+    let grid = grid(builder, fixed + slots * SLOT_BYTES);
+    builder.kernel_together(Source::DecodeFew, "decode_few", plan.real, &defines, grid, &arguments)
+}
+
+/// A block for every multiprocessor.
+fn grid(builder: &Builder<'_>, shared_bytes: usize) -> Grid {
+    Grid {
+        shared_bytes: u32::try_from(shared_bytes).expect("a block's shared memory"),
+        ..Grid::new(builder.multiprocessors(), THREADS)
+    }
 }
 
 /// The launches so far as phases.
 struct Walk<'a, 'b> {
     builder: &'a Builder<'b>,
+    /// Whether values come in packets and every block makes and keeps all norms.
+    is_few: bool,
     rows: usize,
     real: DType,
     phases: Vec<Phase>,
@@ -250,15 +368,23 @@ struct Walk<'a, 'b> {
     since: usize,
     /// The phase that must keep the sum of a norm.
     owed: Option<usize>,
-    /// The largest head and the widest norm.
-    head: usize,
+    /// The phase whose norm added up what blocks keep.
+    kept: Option<usize>,
+    /// The size of all heads, whether any are turned, and whether products take gates.
+    head: Option<usize>,
+    turns: bool,
+    gates: bool,
+    /// The widest norm, the deepest product, and how many blocks attend where others do not.
     columns: usize,
+    depth: usize,
+    attending: usize,
 }
 
 impl<'a, 'b> Walk<'a, 'b> {
-    fn new(builder: &'a Builder<'b>, logits: View) -> Self {
+    fn new(builder: &'a Builder<'b>, logits: &View, is_few: bool) -> Self {
         Walk {
             builder,
+            is_few,
             rows: logits.of.shape.rows(),
             real: logits.of.dtype,
             phases: Vec::new(),
@@ -266,14 +392,20 @@ impl<'a, 'b> Walk<'a, 'b> {
             scratch: 0,
             since: 0,
             owed: None,
-            head: 8,
-            columns: 4,
+            kept: None,
+            head: None,
+            turns: false,
+            gates: false,
+            columns: 8,
+            depth: 32,
+            attending: 0,
         }
     }
 
     /// Goes through launches, of which the last gives the logits.
-    fn all(&mut self, launches: &[Launch], logits: &View) -> Option<()> {
-        if self.rows == 0 || self.rows > most_rows(self.real) {
+    fn all(mut self, launches: &[Launch], logits: &View) -> Option<Plan> {
+        let suits = !self.is_few || self.real != DType::F32 && self.rows <= MOST_OWN_ROWS;
+        if self.rows == 0 || self.rows > most_rows(self.real) || !suits {
             return None;
         }
         for (index, launch) in launches.iter().enumerate() {
@@ -284,11 +416,18 @@ impl<'a, 'b> Walk<'a, 'b> {
             return None;
         };
         let out = self.address(logits)?;
-        match &mut self.phases[*writer].work {
+        let phase = &mut self.phases[*writer];
+        match &mut phase.work {
             Work::Product(product, _) => product.out = out,
             Work::Norm(_) | Work::Attention(_) => return None,
         }
-        self.owed.is_none().then_some(())
+        phase.flags |= PLAIN;
+        if self.owed.is_some() || self.is_few && !self.phases.iter().all(suits_packets) {
+            return None;
+        }
+        let Walk { rows, real, phases, scratch, head, turns, gates, columns, depth, attending, .. } = self;
+        let head = head.unwrap_or(SMALLEST_HEAD);
+        Some(Plan { rows, real, phases, scratch, head, turns, gates, columns, depth, attending })
     }
 
     fn one(&mut self, Launch { kernel, inputs, outputs }: &Launch, next: Option<&Launch>) -> Option<()> {
@@ -357,12 +496,17 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         self.columns = self.columns.max(columns);
         let mut norm = Norm { columns: columns as u32, eps, ..Norm::default() };
+        let mut flags = if is_centred { CENTRED } else { 0 };
         let mut writer = match self.value(&summands[0])? {
             Value::Rows { table, ids, rows } => {
                 (norm.a, norm.a_ids, norm.a_rows) = (table, ids, rows);
                 None
             }
-            Value::Stored(stored) => {
+            Value::Kept { phase } if self.kept == Some(phase) => {
+                flags |= KEPT;
+                None
+            }
+            Value::Stored(stored) if !self.is_few || stored.writer.is_none() => {
                 norm.a = stored.at;
                 stored.writer
             }
@@ -376,6 +520,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                 }
                 Value::Stored(stored) => {
                     norm.b = stored.at;
+                    flags |= if self.is_few && stored.writer.is_some() { SENT } else { 0 };
                     stored.writer
                 }
                 Value::Parts { sums, parts, bias } => {
@@ -394,17 +539,19 @@ impl<'a, 'b> Walk<'a, 'b> {
         // The phase that makes the norm is the next one, be it this or that of whoever reads it.
         let phase = self.phases.len();
         if let Some(sum) = sum {
-            norm.sum = self.place(sum.of.shape.elements() * self.real.bytes());
-            self.give(sum, Value::Stored(Stored { at: norm.sum, writer: Some(phase) }));
+            norm.sum = self.place(sum.of.shape.elements());
+            let stored = Value::Stored(Stored { at: norm.sum, writer: Some(phase) });
+            self.give(sum, if self.is_few { Value::Kept { phase } } else { stored });
+            self.kept = Some(phase);
         }
         if self.rows <= MOST_OWN_ROWS {
             self.owed = Some(phase).filter(|_| sum.is_some());
-            self.give(out, Value::Normed { norm, is_centred, writer, phase });
+            self.give(out, Value::Normed { norm, flags, writer, phase });
             return Some(());
         }
-        norm.y = self.place(out.of.shape.elements() * self.real.bytes());
+        norm.y = self.place(out.of.shape.elements());
         self.give(out, Value::Stored(Stored { at: norm.y, writer: Some(phase) }));
-        self.push(Work::Norm(norm), if is_centred { CENTRED } else { 0 }, writer)
+        self.push(Work::Norm(norm), flags, writer)
     }
 
     fn product(
@@ -430,6 +577,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             parts: if is_single { 1 } else { (depth / 32).div_ceil(PART_STEPS) as u32 },
             ..Product::default()
         };
+        self.depth = self.depth.max(depth);
         let mut norm = Norm::default();
         let writer = match self.value(x)? {
             Value::Stored(stored) => {
@@ -439,30 +587,40 @@ impl<'a, 'b> Walk<'a, 'b> {
             Value::Gated(stored) => {
                 product.x = stored.at;
                 flags |= GATED;
+                self.gates = true;
                 stored.writer
             }
-            Value::Normed { norm: of, is_centred, writer, phase } => {
+            Value::Normed { norm: of, flags: how, writer, phase } => {
                 norm = of;
-                flags |= OWN_NORM | if is_centred { CENTRED } else { 0 };
+                flags |= OWN_NORM | how;
                 if phase == self.phases.len() {
                     self.owed = None;
+                } else if self.is_few {
+                    // What it would add to has been added to.
+                    return None;
                 } else {
                     norm.sum = 0;
                 }
                 writer
             }
-            Value::Rows { .. } | Value::Parts { .. } | Value::Turned { .. } => return None,
+            Value::Rows { .. } | Value::Kept { .. } | Value::Parts { .. } | Value::Turned { .. } => {
+                return None;
+            }
         };
+        if self.is_few && writer.is_none() && flags & OWN_NORM == 0 {
+            return None;
+        }
+        let writer_of_out = Some(self.phases.len());
         let is_apart = product.parts > 1 && next.is_some_and(|next| adds_and_norms(next, out));
-        let each = if is_apart { product.parts as usize * size_of::<f32>() } else { self.real.bytes() };
-        product.out = self.place(self.rows * outputs * each);
-        let stored = Stored { at: product.out, writer: Some(self.phases.len()) };
-        if is_apart {
-            flags |= APART;
-            self.give(out, Value::Parts { sums: stored, parts: product.parts, bias: product.bias });
+        flags |= if is_apart { APART } else { 0 };
+        if is_apart && !self.is_few {
+            product.out = self.bytes(self.rows * outputs * product.parts as usize * size_of::<f32>());
+            let sums = Stored { at: product.out, writer: writer_of_out };
+            self.give(out, Value::Parts { sums, parts: product.parts, bias: product.bias });
             product.bias = 0;
         } else {
-            self.give(out, Value::Stored(stored));
+            product.out = self.place(self.rows * outputs);
+            self.give(out, Value::Stored(Stored { at: product.out, writer: writer_of_out }));
         }
         self.push(Work::Product(product, norm), flags, writer)
     }
@@ -480,7 +638,11 @@ impl<'a, 'b> Walk<'a, 'b> {
         if !is_plain || !is_rounded || !fits || queries != 1 || batch != self.rows {
             return None;
         }
-        self.head = self.head.max(size);
+        // The kernel is compiled for one size of heads.
+        if *self.head.get_or_insert(size) != size {
+            return None;
+        }
+        self.turns |= matches!(self.value(qkv)?, Value::Turned { .. });
         let (source, positions, angles, angle_rows) = match self.value(qkv)? {
             Value::Stored(stored) => (stored, 0, 0, 0),
             Value::Turned { of: stored, positions, angles, angle_rows, size: turned, still } => {
@@ -492,11 +654,16 @@ impl<'a, 'b> Walk<'a, 'b> {
             }
             _ => return None,
         };
+        if self.is_few && source.writer.is_none() {
+            return None;
+        }
         let items = self.rows * of.heads;
-        let slots = |warps: usize| self.builder.multiprocessors() * (WARPS / warps);
+        let multiprocessors = self.builder.multiprocessors();
+        let blocks = if self.is_few { (multiprocessors / ATTENDING_SHARE).max(1) } else { multiprocessors };
+        let slots = |warps: usize| blocks * (WARPS / warps);
         let warps = [8, 4, 2].into_iter().find(|&warps| slots(warps) >= items).unwrap_or(1);
-        let out =
-            Stored { at: self.place(items * size * self.real.bytes()), writer: Some(self.phases.len()) };
+        self.attending = self.attending.max(items.div_ceil(WARPS / warps).min(blocks));
+        let out = Stored { at: self.place(items * size), writer: Some(self.phases.len()) };
         let attend = Attend {
             qkv: source.at,
             places: self.outside(places)?,
@@ -534,8 +701,14 @@ impl<'a, 'b> Walk<'a, 'b> {
         Some(())
     }
 
+    /// A place in working memory for so many elements, or for their packets.
+    fn place(&mut self, elements: usize) -> u64 {
+        let each = if self.is_few { PACKET_BYTES } else { self.real.bytes() };
+        self.bytes(elements * each)
+    }
+
     /// A place in working memory.
-    fn place(&mut self, bytes: usize) -> u64 {
+    fn bytes(&mut self, bytes: usize) -> u64 {
         let at = self.scratch;
         self.scratch += bytes.next_multiple_of(256);
         IN_SCRATCH | at as u64
@@ -584,4 +757,16 @@ fn key(view: &View) -> (BufferId, usize) {
 fn adds_and_norms(launch: &Launch, product: &View) -> bool {
     matches!(launch.kernel, Kernel::AddLayerNorm { .. } | Kernel::AddRmsNorm { .. })
         && launch.inputs[1] == *product
+}
+
+/// Whether rows that a phase gives away in packets end with whole sixteen bytes of them, four elements, and its biases with whole tiles.
+fn suits_packets(phase: &Phase) -> bool {
+    match phase.work {
+        Work::Product(product, _) => {
+            let has_whole_tiles = product.bias == 0 || product.outputs.is_multiple_of(8);
+            has_whole_tiles && (phase.flags & PLAIN != 0 || product.outputs.is_multiple_of(4))
+        }
+        Work::Norm(_) => false,
+        Work::Attention(_) => true,
+    }
 }

@@ -13,8 +13,8 @@ const NEAR_TIE: f32 = 0.1;
 /// The same where prompts are read together with others: halves of these logits are up to 0.25 apart.
 const NEAR_TIE_OF_MANY: f32 = 0.5;
 
-/// Heads of 64 and products deeper than one part, with a vocabulary that divides by nothing.
-fn wide_kinds() -> [ModelConfig; 3] {
+/// Heads of 64 and products deeper than one part, with a vocabulary that divides by nothing; parts of the last are all of full length.
+fn wide_kinds() -> [ModelConfig; 4] {
     let wide = |architecture, heads| ModelConfig {
         vocab_size: 101,
         context: 160,
@@ -24,6 +24,7 @@ fn wide_kinds() -> [ModelConfig; 3] {
         wide(Architecture::Gpt2, 4),
         ModelConfig { kv_heads: 2, ..wide(Architecture::Llama, 4) },
         ModelConfig { bias: false, window: 21, ..wide(Architecture::Gpt2, 2) },
+        ModelConfig { vocab_size: 101, context: 160, ..ModelConfig::new(Architecture::Gpt2, 1, 12, 768) },
     ]
 }
 

@@ -5,9 +5,7 @@
 // stages in shared memory, across phases, and memory is busy while blocks wait for each other. Sums along K are cut by K alone: into
 // parts of at most PART_STEPS steps of 32, and each part over the warps of a block. Keys of a query are cut into CHAINS chains by
 // their place. So a row comes out the same beside any others.
-#include "attention.cuh"
-#include "gelu.cuh"
-#include "matrix.cuh"
+#include "decode.cuh"
 
 // Hopper alone moves registers between warpgroups.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -20,120 +18,20 @@
 #ifndef STAGES
 #define STAGES 4
 #endif
-// Fours of a row of a norm that a thread has at most.
-#ifndef FOURS
-#define FOURS 1
-#endif
 
-// Warps that compute, and beside them one that fetches weights. It brings its warpgroup, whose registers the others get.
-constexpr u32 WARPS = 8, THREADS = 32 * WARPS, ALL_THREADS = THREADS + 128;
-// Outputs of a product are dealt out in tiles of 8, of which a block multiplies up to GROUP at a time.
-constexpr u32 TILE = 8, GROUP = 3, COLUMNS = TILE * GROUP;
+// A block multiplies up to GROUP tiles at a time.
+constexpr u32 GROUP = 3, COLUMNS = TILE * GROUP, STAGE = COLUMNS * STAGE_ROW;
 // A product waits for the one before of the same sums, so tiles are multiplied side by side where registers suffice.
 constexpr int TILES_AT_ONCE = TILES == 1 ? GROUP : 1;
-// A step is 32 elements of K: 64 bytes. Rows of a stage lie so that lanes of two rows meet no bank twice.
-constexpr u32 PART_STEPS = 24, STAGE_ROW = 64 * PART_STEPS + 64, STAGE = COLUMNS * STAGE_ROW;
-constexpr u32 WARP_STEPS = PART_STEPS / WARPS;
 // Rows of the sums that warps leave for each other, and how many of them threads add up at a time.
 constexpr u32 SUM_ROW = 16 * TILES + 4, ROWS_AT_ONCE = THREADS / COLUMNS;
-constexpr u32 CHAINS = 8;
 // Rows of a product in f32.
 constexpr u32 MOST_SINGLE_ROWS = 4;
 
-enum Kind : u32 { PRODUCT, NORM, ATTENTION };
-// Waits for all blocks first.
-constexpr u32 WAITS = 1;
-// A product's rows: of a norm that the block makes itself; of a gate and what it gates, side by side.
-constexpr u32 OWN_NORM = 2, GATED = 4;
-// A product gives sums of parts of K apart, in f32, for a norm to add up; its result goes through GELU.
-constexpr u32 APART = 8, ACTIVATED = 16;
-// A norm takes the mean off.
-constexpr u32 CENTRED = 32;
-
-// All addresses with the highest bit set are offsets in the working memory; 0 is nothing.
-struct Norm {
-    // y = norm(a + b): rows, rows of a table by ids, or for b sums of parts of a product and its bias. The sum is kept.
-    u64 a, a_ids, b, b_ids, b_bias, gain, shift, sum, y;
-    u32 a_rows, b_rows, b_parts, columns;
-    float eps;
-    u32 unused;
-};
-struct Product {
-    u64 x, w, bias, out;
-    u32 outputs, depth, parts, unused;
-};
-struct Attention {
-    u64 qkv, places, k, v, out, positions, angles;
-    u32 keys, rows, heads, kv_heads, size, window, angle_rows, warps;
-    float scale;
-    u32 unused;
-};
-struct Phase {
-    u32 kind, flags, unused[2];
-    union {
-        struct { Product product; Norm norm; };
-        Attention attention;
-    };
-};
-
-struct Step {
-    const Phase* phases;
-    char* scratch;
-    // How many blocks have arrived, over all runs, and how many had when this one began.
-    u32* arrived;
-    u32* fault;
-    u32 count, rows;
-};
-
-template <typename T> __device__ __forceinline__ T* at(const Step& step, u64 address) {
-    constexpr u64 IN_SCRATCH = 1ull << 63;
-    return reinterpret_cast<T*>(address & IN_SCRATCH ? (u64)step.scratch + (address & ~IN_SCRATCH) : address);
-}
-
-// What other blocks wrote is read past the first cache.
-__device__ __forceinline__ uint4 load_shared_by_all(const void* from) {
-    uint4 x;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
-    return x;
-}
-__device__ __forceinline__ uint2 load_pair_shared_by_all(const void* from) {
-    uint2 x;
-    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
-    return x;
-}
-
-// Four neighbours as they are stored, and as numbers.
-#if REAL == 0
-typedef uint4 Four;
-__device__ __forceinline__ Four load_raw(const real* from) { return load_shared_by_all(from); }
-__device__ __forceinline__ void widen_four(Four raw, float (&to)[4]) { widen<float>(raw, to); }
-#else
-typedef uint2 Four;
-__device__ __forceinline__ Four load_raw(const real* from) { return load_pair_shared_by_all(from); }
-__device__ __forceinline__ void widen_four(Four raw, float (&to)[4]) {
-    widen_pair(raw.x, to, real());
-    widen_pair(raw.y, to + 2, real());
-}
-#endif
-__device__ __forceinline__ void store_four(real* to, const float (&from)[4]) {
-#if REAL == 0
-    *reinterpret_cast<uint4*>(to) = narrow<float>(from);
-#else
-    *reinterpret_cast<uint2*>(to) = make_uint2(narrow_pair(from[0], from[1], real()), narrow_pair(from[2], from[3], real()));
-#endif
-}
-__device__ __forceinline__ float rounded(float x) { return to_float(from_float<real>(x)); }
-
 // ---- Waiting -----------------------------------------------------------------------------------------------------
 
-// Warps that compute wait for each other.
-__device__ __forceinline__ void wait_for_warps(u32 barrier, u32 warps) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
-}
-__device__ __forceinline__ void wait_for_block() { asm volatile("bar.sync 15, 256;" ::: "memory"); }
-static_assert(THREADS == 256, "as many as the barrier says");
-
 struct Barrier {
+    // How many blocks have arrived, over all runs; behind it lies how many had when this one began.
     u32* arrived;
     u32 target;
     // What the block wrote is there for all others. Until `end` it may do what does not depend on them.
@@ -190,36 +88,6 @@ struct Pieces {
     }
 };
 
-__device__ __forceinline__ u32 first_step(const Product& product, u32 part) {
-    const u32 steps = product.depth / 32 * part;
-    return product.parts == 1 ? steps : steps / product.parts;
-}
-
-__device__ __forceinline__ void begin_stage(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-// A step reads every weight once and all of them fill the second cache several times, so they make room first.
-__device__ __forceinline__ u64 policy_of_weights() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ void copy_row(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
-}
-__device__ __forceinline__ void wait_for_stage(u32 barrier, u32 parity) {
-    u32 is_there;
-    do {
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                     : "=r"(is_there) : "r"(barrier), "r"(parity) : "memory");
-    } while (!is_there);
-}
-
-__device__ __forceinline__ void leave_stage(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // The last warp fetches weights into stages in the order in which the others will need them. `stages` have a barrier each that says that
 // weights are there, and one that says that all warps have left them.
 __device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 barriers) {
@@ -239,8 +107,8 @@ __device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 
             __syncwarp();
             if (lane < rows) {
                 const char* weights = reinterpret_cast<const char*>(product.w);
-                copy_row(stages + stage * STAGE + lane * STAGE_ROW,
-                         weights + ((u64)(output + lane) * product.depth + from * 32) * sizeof(u16), bytes, barrier, policy);
+                copy_weights(stages + stage * STAGE + lane * STAGE_ROW,
+                             weights + ((u64)(output + lane) * product.depth + from * 32) * sizeof(u16), bytes, barrier, policy);
             }
             filled += 1;
         }
@@ -248,55 +116,6 @@ __device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 
 }
 
 // ---- Norms -------------------------------------------------------------------------------------------------------
-
-// Where four neighbours of a row lie; nowhere for an id that there is not.
-__device__ __forceinline__ const real* place_in_row(const Step& step, u64 rows, u64 ids, u32 table_rows, u32 row, u32 columns,
-                                                    u32 column) {
-    u64 from = row;
-    if (ids) {
-        const u32 id = at<u32>(step, ids)[row];
-        from = id;
-        if (id >= table_rows) {
-            if (column == 0) report_fault(step.fault, id, table_rows);
-            return nullptr;
-        }
-    }
-    return at<const real>(step, rows) + from * columns + column;
-}
-__device__ __forceinline__ Four load_if_there(const real* from) { return from ? load_raw(from) : Four(); }
-
-// Two sums over the warps that compute, in their order, given to every thread. `places` has one per warp.
-__device__ __forceinline__ float2 sums_of_block(float2 x, float2* places) {
-    x.x = warp_sum(x.x);
-    x.y = warp_sum(x.y);
-    if (threadIdx.x % 32 == 0) places[threadIdx.x / 32] = x;
-    wait_for_block();
-    float2 sums = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (u32 warp = 0; warp < WARPS; warp++) {
-        sums.x += places[warp].x;
-        sums.y += places[warp].y;
-    }
-    return sums;
-}
-
-// What a norm needs that does not depend on the step.
-struct NormWeights {
-    Four gain[FOURS], shift[FOURS], bias[FOURS];
-    // One of all columns.
-    float share;
-    __device__ __forceinline__ void load(const Step& step, const Norm& norm) {
-        share = 1.0f / (float)norm.columns;
-#pragma unroll
-        for (int i = 0; i < FOURS; i++) {
-            const u32 column = (i * THREADS + threadIdx.x) * 4;
-            if (column >= norm.columns) continue;
-            gain[i] = load_raw(at<const real>(step, norm.gain) + column);
-            if (norm.shift) shift[i] = load_raw(at<const real>(step, norm.shift) + column);
-            if (norm.b_bias) bias[i] = load_raw(at<const real>(step, norm.b_bias) + column);
-        }
-    }
-};
 
 // The norm of a row, by a whole block. The sum is kept if the block is the one that keeps it.
 __device__ __forceinline__ void make_norm(const Step& step, const Norm& norm, const NormWeights& weights, bool is_centred, u32 row,
@@ -347,35 +166,7 @@ __device__ __forceinline__ void make_norm(const Step& step, const Norm& norm, co
         }
         if (keeps && norm.sum) store_four(at<real>(step, norm.sum) + (u64)row * columns + column, x[i]);
     }
-    // The sum of the numbers and that of their squares at once, with one wait.
-    float2 sums = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < FOURS; i++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            sums.x += x[i][e];
-            sums.y += x[i][e] * x[i][e];
-        }
-    }
-    sums = sums_of_block(sums, places);
-    const float mean = is_centred ? sums.x * weights.share : 0.0f;
-    const float rstd = rsqrtf(fmaxf(sums.y * weights.share - mean * mean, 0.0f) + norm.eps);
-#pragma unroll
-    for (int i = 0; i < FOURS; i++) {
-        const u32 column = (i * THREADS + threadIdx.x) * 4;
-        if (column >= columns) continue;
-        float gain[4];
-        widen_four(weights.gain[i], gain);
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[i][e] = (x[i][e] - mean) * rstd * gain[e];
-        if (norm.shift) {
-            float shift[4];
-            widen_four(weights.shift[i], shift);
-#pragma unroll
-            for (int e = 0; e < 4; e++) x[i][e] += shift[e];
-        }
-        store_four(y + column, x[i]);
-    }
+    finish_norm(norm, weights, is_centred, x, y, places);
 }
 
 // ---- Products ----------------------------------------------------------------------------------------------------
@@ -388,26 +179,12 @@ struct Memory {
     u32 stages, barriers;
 };
 
-__device__ __forceinline__ float load_bias(const Step& step, const Product& product, u32 output) {
-    return product.bias && output < product.outputs ? to_float(at<const real>(step, product.bias)[output]) : 0.0f;
-}
-
 __device__ __forceinline__ void finish(const Step& step, const Product& product, u32 flags, u32 row, u32 output, float bias,
                                        float sum) {
     if (product.bias) sum += bias;
     real stored = from_float<real>(sum);
     if (flags & ACTIVATED) stored = from_float<real>(gelu_of(to_float(stored)));
     at<real>(step, product.out)[(u64)row * product.outputs + output] = stored;
-}
-
-// A gate's value, sixteen bytes of both operands at a time.
-__device__ __forceinline__ uint4 gated(uint4 gate, uint4 up) {
-    float gates[WIDTH], values[WIDTH];
-    widen<real>(gate, gates);
-    widen<real>(up, values);
-#pragma unroll
-    for (int e = 0; e < WIDTH; e++) values[e] = silu_gate_of(gates[e], values[e]);
-    return narrow<real>(values);
 }
 
 #if REAL == 0
@@ -446,12 +223,6 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Product& p
 }
 
 #else
-
-__device__ __forceinline__ uint4 load_weights(u32 from) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
-    return x;
-}
 
 // f(s, m, half, row, column) for the sixteen bytes of every step that a lane takes of rows.
 template <typename F> __device__ __forceinline__ void for_factors(u32 rows, u32 first, u32 count, F f) {
@@ -600,193 +371,28 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Product& p
 
 // ---- Attention ---------------------------------------------------------------------------------------------------
 
-constexpr int SHARE = 8, TEAM = HEAD / SHARE, TEAMS = 32 / TEAM;
-// Keys of a team that are on their way at a time.
-constexpr int FLIGHT = REAL == 0 ? 4 : 8;
-constexpr int SHARE_PACKS = SHARE / WIDTH;
-// A chain leaves its sums, its greatest score and its total.
-constexpr u32 CHAIN = HEAD + 2;
-
-struct Share { uint4 packs[SHARE_PACKS]; };
-
-__device__ __forceinline__ Share load_share(const real* from, bool is_there) {
-    Share share;
+// The lane's shares of a head of keys or queries, turned by the angles of the row's position where there are any.
+__device__ __forceinline__ void load_turned(const Step& step, const Attention& of, const real* head, u32 row,
+                                            Share (&to)[KEY_SHARES]) {
 #pragma unroll
-    for (int i = 0; i < SHARE_PACKS; i++) share.packs[i] = is_there ? load_shared_by_all(from + i * WIDTH) : make_uint4(0, 0, 0, 0);
-    return share;
+    for (int s = 0; s < KEY_SHARES; s++) {
+        const u32 column = key_column(s), half = SIZE / 2;
+        const bool is_there = column < SIZE;
+        to[s] = load_share(head + column, is_there);
+        if (TURNS && of.angles && is_there) {
+            const Share other = load_share(head + (column < half ? column + half : column - half), true);
+            to[s] = turned(step, of, to[s], other, row, column);
+        }
+    }
 }
-__device__ __forceinline__ void widen_share(const Share& share, float (&to)[SHARE]) {
-#pragma unroll
-    for (int i = 0; i < SHARE_PACKS; i++) widen<real>(share.packs[i], to + i * WIDTH);
-}
-__device__ __forceinline__ Share narrow_share(const float (&from)[SHARE]) {
-    Share share;
-#pragma unroll
-    for (int i = 0; i < SHARE_PACKS; i++) share.packs[i] = narrow<real>(from + i * WIDTH);
-    return share;
-}
-
-// The lane's share of a head, turned by the angles of the row's position where there are any.
-__device__ __forceinline__ Share load_turned(const Step& step, const Attention& of, const real* head, u32 row, u32 column) {
-    Share share = load_share(head + column, column < of.size);
-    if (!of.angles || column >= of.size) return share;
-    const u32 half = of.size / 2, position = at<const u32>(step, of.positions)[row];
-    const bool is_first = column < half;
-    const Share other = load_share(head + (is_first ? column + half : column - half), true);
-    if (position >= of.angle_rows) report_fault(step.fault, position, of.angle_rows);
-    const float* angles = at<const float>(step, of.angles) + (u64)min(position, of.angle_rows - 1) * of.size + column % half;
-    float own[SHARE], partner[SHARE];
-    widen_share(share, own);
-    widen_share(other, partner);
-#pragma unroll
-    for (int e = 0; e < SHARE; e++) {
-        const float sine = angles[half + e];
-        own[e] = own[e] * angles[e] + (is_first ? -sine : sine) * partner[e];
-    }
-    return narrow_share(own);
-}
-
-// One of two, register by register.
-__device__ __forceinline__ Share chosen(bool is_first, const Share& first, const Share& second) {
-    Share share;
-#pragma unroll
-    for (int i = 0; i < SHARE_PACKS; i++) {
-        const uint4 a = first.packs[i], b = second.packs[i];
-        share.packs[i] = make_uint4(is_first ? a.x : b.x, is_first ? a.y : b.y, is_first ? a.z : b.z, is_first ? a.w : b.w);
-    }
-    return share;
-}
-
-__device__ __forceinline__ float shrink_to(float before, float now) {
-    return before == MINUS_INFINITY ? 0.0f : exp_real(before - now);
-}
-// Keys or values of a team that are on their way at a time.
-struct Flight {
-    Share shares[FLIGHT];
-    __device__ __forceinline__ void load(const real* from, u32 stride, int first, int end, int newest, bool is_inside) {
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++) {
-            const int key = first + i * (int)(CHAINS * TEAMS);
-            const bool is_there = is_inside && key < end && key != newest;
-            shares[i] = load_share(from + (is_there ? (u64)key * stride : 0), is_there);
-        }
-    }
-};
-
-// A query, and what it has gathered of the keys of a chain.
-struct Query {
-    float query[SHARE], sums[SHARE], max, total;
-    __device__ __forceinline__ void begin() {
-#pragma unroll
-        for (int e = 0; e < SHARE; e++) sums[e] = 0.0f;
-        max = MINUS_INFINITY;
-        total = 0.0f;
-    }
-    // The scores of some keys, and then what they add of the values.
-    __device__ __forceinline__ void score(const Flight& keys, const Share& new_k, int first, int end, int newest, float scale,
-                                          float (&scores)[FLIGHT]) {
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++) {
-            const int key = first + i * (int)(CHAINS * TEAMS);
-            float own[SHARE], score = 0.0f;
-            widen_share(chosen(key == newest, new_k, keys.shares[i]), own);
-#pragma unroll
-            for (int e = 0; e < SHARE; e++) score = fmaf(query[e], own[e], score);
-#pragma unroll
-            for (int distance = TEAM / 2; distance > 0; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
-            scores[i] = key < end ? score * scale : MINUS_INFINITY;
-        }
-    }
-    __device__ __forceinline__ void add(const Flight& values, const Share& new_v, int first, int newest, const float (&scores)[FLIGHT]) {
-        float now = max;
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++) now = fmaxf(now, scores[i]);
-        const float shrink = shrink_to(max, now), offset = now == MINUS_INFINITY ? 0.0f : now;
-        max = now;
-        total *= shrink;
-#pragma unroll
-        for (int e = 0; e < SHARE; e++) sums[e] *= shrink;
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++) {
-            const int key = first + i * (int)(CHAINS * TEAMS);
-            const float numerator = exp_real(scores[i] - offset), factor = rounded(numerator);
-            float own[SHARE];
-            widen_share(chosen(key == newest, new_v, values.shares[i]), own);
-            total += numerator;
-#pragma unroll
-            for (int e = 0; e < SHARE; e++) sums[e] = fmaf(factor, own[e], sums[e]);
-        }
-    }
-    // Adds up the teams of the warp, always in the same order, and leaves the chain's sums, greatest score and total.
-    __device__ __forceinline__ void end(float* to, u32 column) {
-#pragma unroll
-        for (int distance = TEAM; distance < 32; distance *= 2) {
-            const float now = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, distance));
-            const float shrink = shrink_to(max, now);
-            max = now;
-            total *= shrink;
-            total += __shfl_xor_sync(0xffffffffu, total, distance);
-#pragma unroll
-            for (int e = 0; e < SHARE; e++) {
-                sums[e] *= shrink;
-                sums[e] += __shfl_xor_sync(0xffffffffu, sums[e], distance);
-            }
-        }
-        if (threadIdx.x % 32 < TEAM) {
-#pragma unroll
-            for (int e = 0; e < SHARE; e++) to[column + e] = sums[e];
-        }
-        if (threadIdx.x % 32 == 0) {
-            to[HEAD] = max;
-            to[HEAD + 1] = total;
-        }
-    }
-};
-
-// The chains that a warp takes of an item, one behind the other.
-struct Course {
-    const real *k, *v;
-    float* chains;
-    u32 chain, warps, stride, column;
-    int begin, base, end, newest;
-    float scale;
-    bool is_inside;
-    Share new_k, new_v;
-
-    // The first key of the lane's team in the flight that is next.
-    __device__ __forceinline__ int first() const { return base + (int)(chain * TEAMS + threadIdx.x % 32 / TEAM); }
-
-    // Takes what has come, and lets what follows come into its place; false behind the last.
-    __device__ __forceinline__ bool go_on(Flight& keys, Flight& values, Query& query) {
-        constexpr int STRIDE = CHAINS * TEAMS * FLIGHT;
-        const int here = first();
-        const bool ends_chain = base + STRIDE >= end;
-        const u32 taken = chain;
-        chain += ends_chain ? warps : 0;
-        base = ends_chain ? begin : base + STRIDE;
-        const bool is_last = chain >= CHAINS;
-        float scores[FLIGHT];
-        query.score(keys, new_k, here, end, newest, scale, scores);
-        if (!is_last) keys.load(k, stride, first(), end, newest, is_inside);
-        query.add(values, new_v, here, newest, scores);
-        if (!is_last) values.load(v, stride, first(), end, newest, is_inside);
-        if (ends_chain) {
-            query.end(chains + taken * CHAIN, column);
-            query.begin();
-        }
-        return !is_last;
-    }
-};
 
 // A query head of a row is an item, and `warps` warps have one: each takes some of its chains. The first keys and values are on their
 // way before the block waits for the others.
 __device__ __forceinline__ void attend(const Step& step, const Attention& of, const Memory& memory, Barrier& barrier, u32 flags) {
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = lane / TEAM;
-    const u32 column = lane % TEAM * SHARE;
-    const bool is_inside = column < of.size;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 slot = warp / of.warps, slots = WARPS / of.warps, warp_of_slot = warp % of.warps;
     const u32 items = step.rows * of.heads, group = of.heads / of.kv_heads;
-    const u32 q_stride = (of.heads + 2 * of.kv_heads) * of.size, kv_stride = of.kv_heads * of.size;
+    const u32 q_stride = (of.heads + 2 * of.kv_heads) * SIZE, kv_stride = of.kv_heads * SIZE;
     const u32* places = at<const u32>(step, of.places);
     float* chains = memory.sums + slot * CHAINS * CHAIN;
     bool has_waited = false;
@@ -795,43 +401,29 @@ __device__ __forceinline__ void attend(const Step& step, const Attention& of, co
         const Range seen = seen_by(sight_of(b, 1, of.keys, of.window, 1, places, nullptr, nullptr), 0);
         const u64 row = key_row(b, places, of.rows);
         const u32 start = places[2 * b + 1];
-        const int newest = start < of.keys ? (int)start : -1, end = seen.end;
-        real* k = at<real>(step, of.k) + row * of.keys * kv_stride + kv_head * of.size + (is_inside ? column : 0);
-        real* v = at<real>(step, of.v) + row * of.keys * kv_stride + kv_head * of.size + (is_inside ? column : 0);
-        Course course = {k, v, chains, warp_of_slot, of.warps, kv_stride, column, seen.first, seen.first, end, newest, of.scale, is_inside};
-        Flight keys, values;
-        keys.load(k, kv_stride, course.first(), end, newest, is_inside);
-        values.load(v, kv_stride, course.first(), end, newest, is_inside);
+        const int newest = start < of.keys ? (int)start : -1;
+        real* k = at<real>(step, of.k) + row * of.keys * kv_stride + kv_head * SIZE;
+        real* v = at<real>(step, of.v) + row * of.keys * kv_stride + kv_head * SIZE;
+        Course course = {k, v, chains, warp_of_slot, of.warps, kv_stride, seen.first, seen.first, seen.end, newest, of.scale * UNIT_OF_SCORES};
+        Keys keys;
+        Values values;
+        course.load(keys, values);
         if (!has_waited) barrier.end(flags);
         has_waited = true;
         const real* qkv = at<const real>(step, of.qkv) + (u64)b * q_stride;
-        course.new_k = load_turned(step, of, qkv + (of.heads + kv_head) * of.size, b, column);
-        course.new_v = load_share(qkv + (of.heads + of.kv_heads + kv_head) * of.size + column, is_inside);
-        Query query;
-        widen_share(load_turned(step, of, qkv + head * of.size, b, column), query.query);
-        if (newest >= 0 && places[2 * b] < of.rows && head % group == 0 && warp_of_slot == 0 && team == 0 && is_inside) {
+        Share own[KEY_SHARES];
+        load_turned(step, of, qkv + head * SIZE, b, own);
+        load_turned(step, of, qkv + (of.heads + kv_head) * SIZE, b, course.new_key);
+        const real* value = qkv + (of.heads + of.kv_heads + kv_head) * SIZE;
 #pragma unroll
-            for (int i = 0; i < SHARE_PACKS; i++) {
-                reinterpret_cast<uint4*>(k + (u64)start * kv_stride)[i] = course.new_k.packs[i];
-                reinterpret_cast<uint4*>(v + (u64)start * kv_stride)[i] = course.new_v.packs[i];
-            }
-        }
-        query.begin();
+        for (int s = 0; s < VALUE_SHARES; s++) course.new_value[s] = load_share(value + value_column(s), value_column(s) < SIZE);
+        if (newest >= 0 && places[2 * b] < of.rows && head % group == 0 && warp_of_slot == 0) course.keep_newest(k, v);
+        Query query(own);
         while (course.go_on(keys, values, query)) {}
         wait_for_warps(1 + slot, of.warps);
-        real* out = at<real>(step, of.out) + ((u64)b * of.heads + head) * of.size;
-        for (u32 place = warp_of_slot * 32 + lane; place < of.size; place += 32 * of.warps) {
-            float now = MINUS_INFINITY, all = 0.0f, sum = 0.0f;
-#pragma unroll
-            for (u32 chain = 0; chain < CHAINS; chain++) now = fmaxf(now, chains[chain * CHAIN + HEAD]);
-#pragma unroll
-            for (u32 chain = 0; chain < CHAINS; chain++) {
-                const float shrink = shrink_to(chains[chain * CHAIN + HEAD], now);
-                all += chains[chain * CHAIN + HEAD + 1] * shrink;
-                sum += chains[chain * CHAIN + place] * shrink;
-            }
-            out[place] = from_float<real>(sum / all);
-        }
+        real* out = at<real>(step, of.out) + ((u64)b * of.heads + head) * SIZE;
+        const Joint joint(chains);
+        for (u32 place = warp_of_slot * 32 + lane; place < SIZE; place += 32 * of.warps) out[place] = joint.element(place);
         wait_for_warps(1 + slot, of.warps);
     }
     if (!has_waited) barrier.end(flags);
@@ -840,8 +432,8 @@ __device__ __forceinline__ void attend(const Step& step, const Attention& of, co
 // ---- The step ----------------------------------------------------------------------------------------------------
 
 // What the warps do that compute.
-__device__ __forceinline__ void go_through(const Step& step, const Memory& memory) {
-    Barrier barrier = {step.arrived, step.arrived[1]};
+__device__ __forceinline__ void go_through(const Step& step, const Memory& memory, u32* arrived) {
+    Barrier barrier = {arrived, arrived[1]};
 #if REAL != 0
     u32 used = 0;
 #endif
@@ -885,7 +477,7 @@ __device__ __forceinline__ void go_through(const Step& step, const Memory& memor
 #endif
     }
     // All others have begun and know where this run began.
-    if (blockIdx.x == 0 && threadIdx.x == 0) step.arrived[1] = barrier.target;
+    if (blockIdx.x == 0 && threadIdx.x == 0) arrived[1] = barrier.target;
 }
 
 // `own_bytes` are those of rows that the block has the norms of, `sum_bytes` those of sums.
@@ -912,13 +504,13 @@ decode_step(const Phase* table, char* scratch, u32* arrived, u32* fault, u32 cou
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    const Step step = {phases, scratch, arrived, fault, count, rows};
+    const Step step = {phases, scratch, fault, count, rows};
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (REAL != 0 && threadIdx.x < THREADS + 32) fetch_weights(step, memory.stages, memory.barriers);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        go_through(step, memory);
+        go_through(step, memory, arrived);
     }
 }
 
