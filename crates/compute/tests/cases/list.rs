@@ -341,7 +341,7 @@ fn draws(cases: &mut Vec<Case>) {
     ];
     let top_k = [0, 0, 5, 0, 0, 40];
     let rows = limits.len();
-    for (vocabulary, seed) in [(1, 1), (37, 2), (1000, 3), (5003, 4)] {
+    for (vocabulary, seed) in [(1, 1), (37, 2), (1000, 3), (5003, 4), (50257, 5)] {
         let keys = (0..rows).flat_map(|row| [11, seed, row as u32, top_k[row]]).collect();
         let inputs = vec![
             random(&[rows, vocabulary], seed),

@@ -5,8 +5,8 @@
 // are whole numbers, so that their sums do not depend on any order. The draw itself goes through the ids in order: sums of
 // segments of 32 first, then the lanes of one.
 //
-// Under top-k few ids are left to look at. The k-th of the segments' greatest keys is at most the k-th of all keys, so every id that
-// may be drawn is among those of at least that key, in the segments whose greatest is; they are gathered in order and all else happens
+// Under top-k few ids are left to look at. The k-th of the threads' greatest keys is at most the k-th of all keys, so every id that
+// may be drawn is among those of at least that key, which threads have whose greatest reaches it; they are gathered and all else happens
 // among them, unless they are too many.
 #include "prelude.cuh"
 
@@ -16,6 +16,14 @@ constexpr int LOWEST_BIT = REAL == 1 ? 16 : 0;
 constexpr u32 EMPTY_BITS = (1u << LOWEST_BIT) - 1;
 // Ids that are looked at one by one: a thread has one.
 constexpr u32 MOST_FEW = 512;
+// Packs of a thread that are on their way at a time: all of them for a vocabulary of 65,536 halves.
+constexpr u32 AHEAD = 8;
+// Lanes that look at one of the few together.
+constexpr u32 TEAM = 16;
+// Steps below the highest key in which the k-th is looked for first, and bits of a step.
+constexpr u32 STEPS = 512, STEP_BITS = 16;
+// Minus infinity in every element of a word.
+constexpr u32 NOTHING = REAL == 0 ? 0xff800000u : REAL == 1 ? 0xff80ff80u : 0xfc00fc00u;
 
 __device__ __forceinline__ u32 key_of(float x) {
     const u32 bits = __float_as_uint(x);
@@ -24,6 +32,65 @@ __device__ __forceinline__ u32 key_of(float x) {
 __device__ __forceinline__ float of_key(u32 key) {
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~(key | EMPTY_BITS));
 }
+
+// The greatest of the numbers of some packs.
+struct Greatest {
+#if REAL == 0
+    u32 key = 0;
+    __device__ __forceinline__ void take(u32 word) {
+        const u32 its = key_of(__uint_as_float(word));
+        key = its > key ? its : key;
+    }
+    __device__ __forceinline__ u32 get() const { return key; }
+#else
+    // Pairs of halves as whole numbers with a sign, which are in the order of the halves; negative ones are in the opposite order.
+    u32 most = NOTHING, least = NOTHING;
+    __device__ __forceinline__ void take(u32 word) {
+        most = __vmaxs2(most, word);
+        least = __vmins2(least, word);
+    }
+    __device__ __forceinline__ u32 get() const {
+        const int above = max((int)most >> 16, (int)(most << 16) >> 16), below = min((int)least >> 16, (int)(least << 16) >> 16);
+        real greatest;
+        greatest.bits = (u16)(above >= 0 ? above : below);
+        return key_of(to_float(greatest));
+    }
+#endif
+    __device__ __forceinline__ void take(const uint4& pack) {
+        take(pack.x);
+        take(pack.y);
+        take(pack.z);
+        take(pack.w);
+    }
+};
+
+// A row in packs of 16 bytes that lie at multiples of 16: the first may begin before the row, and the last end behind it.
+struct Packs {
+    const uint4* at;
+    // Elements of the first pack that are before the row.
+    u32 lead;
+    u32 count;
+    __device__ __forceinline__ Packs(const real* row, u32 vocabulary) {
+        lead = (u32)(reinterpret_cast<u64>(row) / sizeof(real) % WIDTH);
+        at = reinterpret_cast<const uint4*>(row - lead);
+        count = (lead + vocabulary + WIDTH - 1) / WIDTH;
+    }
+    __device__ __forceinline__ bool is_whole(u32 pack, u32 vocabulary) const {
+        return pack * WIDTH >= lead && (pack + 1) * WIDTH <= lead + vocabulary;
+    }
+    // A pack that is not whole: what is not of the row is minus infinity.
+    __device__ __forceinline__ uint4 load_part(u32 pack, u32 vocabulary) const {
+        const u32 first = pack * WIDTH;
+        union { u32 words[4]; uint4 raw; real elements[WIDTH]; } both;
+#pragma unroll
+        for (int word = 0; word < 4; word++) both.words[word] = NOTHING;
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) {
+            if (first + e - lead < vocabulary) both.elements[e] = reinterpret_cast<const real*>(at)[first + e];
+        }
+        return both.raw;
+    }
+};
 
 __device__ __forceinline__ u64 warp_total(u64 x) {
 #pragma unroll
@@ -75,204 +142,223 @@ __device__ __forceinline__ u32 threshold(u64 goal, u64* shared, Amount amount) {
     return key;
 }
 
-// The sum over the block, given to every thread, with one wait: calls take turns with two lists of a place per warp.
-struct Counter {
-    u32 (*places)[WARPS];
-    u32 turn;
-    __device__ __forceinline__ u32 total(u32 x) {
-        turn ^= 1;
-        const u32 sum = __reduce_add_sync(0xffffffffu, x);
-        if (threadIdx.x % 32 == 0) places[turn][threadIdx.x / 32] = sum;
-        __syncthreads();
-        return __reduce_add_sync(0xffffffffu, places[turn][threadIdx.x % 32]);
-    }
-    __device__ __forceinline__ u32 most(u32 x) {
-        turn ^= 1;
-        const u32 own = __reduce_max_sync(0xffffffffu, x);
-        if (threadIdx.x % 32 == 0) places[turn][threadIdx.x / 32] = own;
-        __syncthreads();
-        return __reduce_max_sync(0xffffffffu, places[turn][threadIdx.x % 32]);
-    }
-};
-
-// Ids that may be drawn, in their order, and their keys.
+// Ids that may be drawn, in any order, and their keys.
 struct Few {
     u32 ids[MOST_FEW], keys[MOST_FEW];
-    u32 least, ties;
+    // How the key of each compares, see `compare`, and what each weighs if it stays.
+    u32 places[MOST_FEW];
+    u64 masses[MOST_FEW];
+    u32 size, ties;
+    u32 greatest[WARPS];
+    // How many threads' greatest keys lie so many steps below the highest.
+    u32 steps[STEPS];
 };
 
-constexpr u32 NOBODY = 0xffffffffu, TOO_MANY = 0xfffffffeu;
+// The greatest key of the block, given to every thread.
+__device__ __forceinline__ u32 block_most(u32 key, Few& few) {
+    const u32 own = __reduce_max_sync(0xffffffffu, key);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) few.greatest[threadIdx.x / 32] = own;
+    __syncthreads();
+    return __reduce_max_sync(0xffffffffu, few.greatest[threadIdx.x % 32]);
+}
 
-// Draws under top-k; TOO_MANY where too many ids have to be looked at, NOBODY where rounding leaves none. `greatest` are the segments'
-// greatest keys, `counts` has a place for each.
-__device__ __forceinline__ u32 draw_of_few(const real* from, u32 vocabulary, u32 segments, const u32* greatest, u32* counts, Few& few,
-                                           Counter& counter, u64* shared, u32* chosen, u32 top_k, float top_p, float min_p,
-                                           const Weight& weight, u64 bits) {
-    const u32 lane = threadIdx.x % 32;
-    u32 lower = 0;
+// A key that k of the threads' greatest reach, and few more do. `few.steps` are zero.
+__device__ __forceinline__ u32 near_kth(u32 greatest, u32 highest, u32 k, Few& few) {
+    constexpr u32 EACH = STEPS / 32;
+    const u32 lane = threadIdx.x % 32, step = (highest - greatest) >> STEP_BITS;
+    if (step < STEPS) atomicAdd(&few.steps[step], 1u);
+    __syncthreads();
+    // Every warp counts for itself.
+    u32 counts[EACH], sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+        counts[i] = few.steps[lane * EACH + i];
+        sum += counts[i];
+    }
+    u32 reached = sum;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffffu, reached, distance);
+        if (lane >= distance) reached += other;
+    }
+    const u32 those = __ballot_sync(0xffffffffu, reached >= k);
+    if (those) {
+        u32 below = lane * EACH;
+        reached -= sum;
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++) {
+            reached += counts[i];
+            below += reached < k;
+        }
+        const u32 distance = __shfl_sync(0xffffffffu, below, __ffs(those) - 1) << STEP_BITS | ((1u << STEP_BITS) - 1);
+        return highest > distance ? highest - distance : 0;
+    }
+    // It is far below: bit by bit.
+    u32 key = 0;
     for (int bit = 31; bit >= LOWEST_BIT; bit--) {
-        const u32 trial = lower | 1u << bit;
-        u32 own = 0;
-        for (u32 segment = threadIdx.x; segment < segments; segment += THREADS) own += greatest[segment] >= trial;
-        if (counter.total(own) >= top_k) lower = trial;
+        const u32 trial = key | 1u << bit;
+        if (__syncthreads_count(greatest >= trial) >= (int)k) key = trial;
     }
-    for (u32 segment = threadIdx.x / 32; segment < segments; segment += WARPS) {
-        u32 count = 0;
-        if (greatest[segment] >= lower) {
-            const u32 i = segment * 32 + lane;
-            count = __popc(__ballot_sync(0xffffffffu, i < vocabulary && key_of(to_float(from[i])) >= lower));
-        }
-        if (lane == 0) counts[segment] = count;
-    }
-    __syncthreads();
-    const u32 per_thread = (segments + THREADS - 1) / THREADS, first = threadIdx.x * per_thread;
-    u32 own = 0;
-    for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) own += counts[segment];
-    const u32 size = counter.total(own);
-    if (size > MOST_FEW) return TOO_MANY;
-    u32 before = (u32)block_before(own, shared);
-    for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) {
-        const u32 count = counts[segment];
-        counts[segment] = before;
-        before += count;
-    }
-    __syncthreads();
-    for (u32 segment = threadIdx.x / 32; segment < segments; segment += WARPS) {
-        if (greatest[segment] < lower) continue;
-        const u32 i = segment * 32 + lane, key = i < vocabulary ? key_of(to_float(from[i])) : 0;
-        const bool is_in = i < vocabulary && key >= lower;
-        const u32 all = __ballot_sync(0xffffffffu, is_in);
-        if (is_in) {
-            const u32 place = counts[segment] + __popc(all & ((1u << lane) - 1));
-            few.ids[place] = i;
-            few.keys[place] = key;
-        }
-    }
-    __syncthreads();
+    return key;
+}
 
-    const bool is_there = threadIdx.x < size;
-    const u32 key = is_there ? few.keys[threadIdx.x] : 0;
-    const u64 whole = is_there ? weight.whole(of_key(key)) : 0;
-    // How many have a greater key, and how many the same, before this one and in all.
-    u32 greater = 0, same = 0, rank = 0;
-    if (is_there) {
-        for (u32 other = 0; other < size; other++) {
-            const u32 its = few.keys[other];
-            greater += its > key;
-            same += its == key;
-            rank += its == key && other < threadIdx.x;
-        }
-        if (greater < top_k && greater + same >= top_k) {
-            few.least = key;
-            few.ties = top_k - greater;
+// Gathers the ids of at least a key, or as many of them as there is room for; `first` becomes the least of those with the `highest` key.
+// `few.size` is zero and `first` no less than any id.
+__device__ __forceinline__ void gather(const real* from, const Packs& packs, u32 vocabulary, u32 greatest, u32 lower, u32 highest,
+                                       Few& few, u32* first) {
+    const u32 lane = threadIdx.x % 32, elements = (packs.count + THREADS - 1) / THREADS * WIDTH;
+    // A warp goes through what those of its threads have whose greatest key is high enough.
+    for (u32 owners = __ballot_sync(0xffffffffu, greatest >= lower); owners; owners &= owners - 1) {
+        const u32 owner = threadIdx.x - lane + __ffs(owners) - 1;
+        for (u32 e = lane; e < elements; e += 32) {
+            const u32 id = (owner + e / WIDTH * THREADS) * WIDTH + e % WIDTH - packs.lead;
+            if (id >= vocabulary) continue;
+            const u32 key = key_of(to_float(from[id]));
+            if (key < lower) continue;
+            if (key == highest) atomicMin(first, id);
+            const u32 place = atomicAdd(&few.size, 1u);
+            if (place < MOST_FEW) {
+                few.ids[place] = id;
+                few.keys[place] = key;
+            }
         }
     }
     __syncthreads();
-    u32 least = few.least, ties = few.ties;
+}
+
+// The sum over the lanes of a team.
+template <typename T> __device__ __forceinline__ T team_total(T x) {
+#pragma unroll
+    for (int distance = TEAM / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+// For each of the few, how many have a greater key, how many the same, and how many of those a lower id: ten bits each.
+__device__ __forceinline__ void compare(Few& few, u32 size) {
+    static_assert(MOST_FEW < 1024, "ten bits");
+    for (u32 first = 0; first < size; first += THREADS / TEAM) {
+        const u32 at = first + threadIdx.x / TEAM, key = at < size ? few.keys[at] : 0, id = at < size ? few.ids[at] : 0;
+        u32 counts = 0;
+        for (u32 other = threadIdx.x % TEAM; other < size; other += TEAM) {
+            const u32 its = few.keys[other];
+            counts += its > key;
+            if (its == key) counts += few.ids[other] < id ? 1u << 10 | 1u << 20 : 1u << 10;
+        }
+        counts = team_total(counts);
+        if (at < size && threadIdx.x % TEAM == 0) few.places[at] = counts;
+    }
+    __syncthreads();
+}
+
+// Draws under top-k from those that were gathered; `chosen` stays as it is where rounding leaves none.
+__device__ __forceinline__ void draw_of_few(u32 vocabulary, Few& few, u64* shared, u32* chosen, u32 top_k, float top_p, float min_p,
+                                            const Weight& weight, double fraction) {
+    const u32 size = few.size;
+    compare(few, size);
+    const bool is_there = threadIdx.x < size;
+    const u32 key = is_there ? few.keys[threadIdx.x] : 0, place = is_there ? few.places[threadIdx.x] : 0;
+    const u32 greater = place & 1023, same = place >> 10 & 1023, rank = place >> 20;
+    const u64 whole = is_there ? weight.whole(of_key(key)) : 0;
+    bool stays = is_there && greater + rank < top_k;
     if (top_p > 0.0f && top_p < 1.0f) {
-        const u64 total = block_total(key > least ? whole : 0, shared) + ties * weight.whole(of_key(least));
+        if (is_there) few.masses[threadIdx.x] = stays ? whole : 0;
+        const u64 total = block_total(stays ? whole : 0, shared);
         u64 goal = (u64)((double)top_p * (double)total);
         goal = goal > 0 ? goal : 1;
         u64 above = 0;
         if (is_there) {
-            for (u32 other = 0; other < size; other++) {
-                const u32 its = few.keys[other];
-                if (its > key) above += weight.whole(of_key(its));
-            }
+            for (u32 other = 0; other < size; other++) above += few.keys[other] > key ? few.masses[other] : 0;
         }
         // The least key of those that reach the goal together is the greatest that reaches it with all that are not below.
-        const u32 least_p = counter.most(is_there && above + same * whole >= goal ? key : 0);
-        if (is_there && key == least_p) {
-            const u32 wanted = whole == 0 ? vocabulary : (u32)((goal - above + whole - 1) / whole);
-            few.ties = least_p == least && ties < wanted ? ties : wanted;
-        }
+        const u32 least = block_most(stays && above + same * whole >= goal ? key : 0, few);
+        if (is_there && key == least && rank == 0) few.ties = whole == 0 ? vocabulary : (u32)((goal - above + whole - 1) / whole);
         __syncthreads();
-        least = least_p > least ? least_p : least;
-        ties = few.ties;
+        stays = stays && (key > least || (key == least && rank < few.ties));
     }
-    const bool stays = is_there && (key > least || (key == least && rank < ties)) && weight.of(of_key(key)) >= min_p;
-    const u64 mass = stays ? whole : 0;
-    const u64 total = block_total(mass, shared);
-    const u64 passed = block_before(mass, shared);
-    const u64 goal = (u64)((double)bits / 9007199254740992.0 * (double)total);
-    if (threadIdx.x == 0) *chosen = NOBODY;
+    if (is_there) few.masses[threadIdx.x] = stays && weight.of(of_key(key)) >= min_p ? whole : 0;
     __syncthreads();
-    if (mass > 0 && goal >= passed && goal < passed + mass) *chosen = few.ids[threadIdx.x];
+    // The one among those in the order of ids whose weight reaches beyond the goal.
+    for (u32 first = 0; first < size; first += THREADS / TEAM) {
+        const u32 at = first + threadIdx.x / TEAM, id = at < size ? few.ids[at] : 0;
+        u64 total = 0, passed = 0;
+        for (u32 other = threadIdx.x % TEAM; other < size; other += TEAM) {
+            const u64 its = few.masses[other];
+            total += its;
+            passed += few.ids[other] < id ? its : 0;
+        }
+        total = team_total(total);
+        passed = team_total(passed);
+        const u64 goal = (u64)(fraction * (double)total);
+        if (at < size && goal >= passed && goal < passed + few.masses[at]) *chosen = id;
+    }
     __syncthreads();
-    return *chosen;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 draw(const real* __restrict__ logits, const float* __restrict__ limits, const u32* __restrict__ keys, u32* ids,
      u32* positions, u32* places, u32* lengths, u32* drawn, u32 vocabulary, u32 kept, u32 context, u32 is_held) {
     extern __shared__ uint4 memory[];
     __shared__ u64 shared[WARPS];
     __shared__ u32 chosen;
-    const u32 row = blockIdx.x, lane = threadIdx.x % 32;
-    const u32 segments = (vocabulary + 31) / 32;
-    u64* masses = reinterpret_cast<u64*>(memory);
-    u32* equals = reinterpret_cast<u32*>(masses + segments);
-    // The row in shared memory, where it fits, and the greatest key of every segment.
-    __shared__ u32 turns[2][WARPS];
     __shared__ Few few;
-    Counter counter = {turns, 0};
-    const real* from = logits + (u64)row * vocabulary;
-    real* held = reinterpret_cast<real*>(equals + (segments + 3) / 4 * 4);
-    u32* greatest = reinterpret_cast<u32*>(masses);
-    constexpr int AHEAD = 16;
-    u32 highest = 0;
-    for (u32 first = threadIdx.x / 32; first < segments; first += WARPS * AHEAD) {
-        real x[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const u32 i = (first + a * WARPS) * 32 + lane;
-            if (i < vocabulary) x[a] = from[i];
-        }
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const u32 segment = first + a * WARPS, i = segment * 32 + lane;
-            if (segment >= segments) break;
-            if (is_held && i < vocabulary) held[i] = x[a];
-            const u32 most = __reduce_max_sync(0xffffffffu, i < vocabulary ? key_of(to_float(x[a])) : 0);
-            highest = most > highest ? most : highest;
-            if (lane == 0) greatest[segment] = most;
-        }
+    const u32 row = blockIdx.x, lane = threadIdx.x % 32;
+    // The weight of every segment, how many ids tie there, and the row itself where it fits.
+    const u32 segments = (vocabulary + 31) / 32, places_of_segments = (segments + 3) / 4 * 4;
+    u64* masses = reinterpret_cast<u64*>(memory);
+    u32* equals = reinterpret_cast<u32*>(masses + places_of_segments);
+    uint4* held = reinterpret_cast<uint4*>(equals + places_of_segments);
+    if (threadIdx.x == 0) {
+        chosen = vocabulary - 1;
+        few.size = 0;
     }
-    if (is_held) from = held;
+    if (threadIdx.x < STEPS) few.steps[threadIdx.x] = 0;
+    wait_for_kernel_before();
+    let_next_begin();
+    const real* from = logits + (u64)row * vocabulary;
     const float temperature = limits[3 * row], top_p = limits[3 * row + 1], min_p = limits[3 * row + 2];
     const u32 top_k = keys[4 * row + 3];
+    const u32 length = lengths[2 * row], place = lengths[2 * row + 1], position = positions[row], cached = places[2 * row + 1];
+    const Packs packs(from, vocabulary);
+    Greatest of_thread;
+    for (u32 first = threadIdx.x; first < packs.count; first += THREADS * AHEAD) {
+        uint4 ahead[AHEAD];
+#pragma unroll
+        for (u32 a = 0; a < AHEAD; a++) {
+            const u32 pack = first + a * THREADS;
+            ahead[a] = make_uint4(NOTHING, NOTHING, NOTHING, NOTHING);
+            if (packs.is_whole(pack, vocabulary)) ahead[a] = packs.at[pack];
+        }
+#pragma unroll
+        for (u32 a = 0; a < AHEAD; a++) {
+            const u32 pack = first + a * THREADS;
+            of_thread.take(ahead[a]);
+            if (is_held && pack < packs.count) held[pack] = ahead[a];
+        }
+    }
+    // The first pack and the last may not be whole.
+#pragma unroll 1
+    for (u32 pack = 0; pack < packs.count; pack += packs.count > 1 ? packs.count - 1 : 1) {
+        if (pack % THREADS != threadIdx.x || packs.is_whole(pack, vocabulary)) continue;
+        const uint4 part = packs.load_part(pack, vocabulary);
+        of_thread.take(part);
+        if (is_held) held[pack] = part;
+    }
+    if (is_held) from = reinterpret_cast<const real*>(held) + packs.lead;
 
-    // The likeliest token, and of several the first.
-    highest = counter.most(highest);
-    u32 first_of_highest = 0;
-    for (u32 segment = threadIdx.x; segment < segments; segment += THREADS) {
-        // The first segment has the greatest number from the end.
-        if (greatest[segment] == highest && segments - segment > first_of_highest) first_of_highest = segments - segment;
-    }
-    const u32 segment_of_highest = segments - counter.most(first_of_highest);
-    if (threadIdx.x < 32) {
-        const u32 i = segment_of_highest * 32 + lane;
-        const u32 those = __ballot_sync(0xffffffffu, i < vocabulary && key_of(to_float(from[i])) == highest);
-        if (lane == 0) chosen = segment_of_highest * 32 + (u32)__ffs(those) - 1;
-    }
-    __syncthreads();
-    const u32 likeliest = chosen;
-    const uint4 random = philox(keys[4 * row], keys[4 * row + 1], make_uint4(lengths[2 * row], keys[4 * row + 2], 0, 0));
-    const u64 bits = ((u64)random.x << 32 | random.y) >> 11;
+    const u32 greatest = of_thread.get(), highest = block_most(greatest, few);
+    const uint4 random = philox(keys[4 * row], keys[4 * row + 1], make_uint4(length, keys[4 * row + 2], 0, 0));
+    const double fraction = (double)(((u64)random.x << 32 | random.y) >> 11) / 9007199254740992.0;
     const Weight weight = {of_key(highest), temperature > 0.0f ? 1.0f / temperature : 0.0f};
     const bool has_k = top_k > 0 && top_k < vocabulary, has_p = top_p > 0.0f && top_p < 1.0f;
 
-    u32 of_few = TOO_MANY;
-    if (temperature > 0.0f && has_k && top_k <= segments) {
-        of_few = draw_of_few(from, vocabulary, segments, greatest, equals, few, counter, shared, &chosen, top_k, top_p, min_p, weight, bits);
-        __syncthreads();
-    }
-    if (of_few != TOO_MANY) {
-        if (threadIdx.x == 0) chosen = of_few == NOBODY ? likeliest : of_few;
-        __syncthreads();
+    // The likeliest token, and of several the first, is chosen unless another is drawn.
+    const bool is_of_few = temperature > 0.0f && has_k && top_k <= THREADS;
+    gather(from, packs, vocabulary, greatest, is_of_few ? near_kth(greatest, highest, top_k, few) : highest, highest, few, &chosen);
+    const u32 likeliest = chosen;
+    if (is_of_few && few.size <= MOST_FEW) {
+        draw_of_few(vocabulary, few, shared, &chosen, top_k, top_p, min_p, weight, fraction);
     } else if (temperature > 0.0f) {
-        if (threadIdx.x == 0) chosen = likeliest;
-        __syncthreads();
         u32 least = 0, ties = vocabulary;
         if (has_k) {
             const auto count = [&](u32 key) {
@@ -344,7 +430,7 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
         for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) mine += masses[segment];
         const u64 total = block_total(mine, shared);
         u64 passed = block_before(mine, shared);
-        const u64 goal = (u64)((double)bits / 9007199254740992.0 * (double)total);
+        const u64 goal = (u64)(fraction * (double)total);
         __syncthreads();
         // The thread whose segments hold the goal names the one; its warp's lanes are gone through by the first warp.
         if (goal >= passed && goal < passed + mine) {
@@ -377,12 +463,11 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
     }
 
     if (threadIdx.x == 0) {
-        const u32 id = chosen, place = lengths[2 * row + 1];
-        drawn[(u64)row * kept + place % kept] = id;
-        ids[row] = id;
-        positions[row] = positions[row] + 1 < context ? positions[row] + 1 : context - 1;
-        places[2 * row + 1] += 1;
-        lengths[2 * row] += 1;
+        drawn[(u64)row * kept + place % kept] = chosen;
+        ids[row] = chosen;
+        positions[row] = position + 1 < context ? position + 1 : context - 1;
+        places[2 * row + 1] = cached + 1;
+        lengths[2 * row] = length + 1;
         lengths[2 * row + 1] = place + 1;
     }
 }

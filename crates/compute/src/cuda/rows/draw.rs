@@ -5,14 +5,14 @@ use super::{
         call::{Arg, Builder, Grid},
         modules::Source,
     },
-    Launch,
+    Launch, WIDE_BYTES, width,
 };
 use crate::{draw::Draw, error::Result};
 
 /// Threads of a block: those of `draw.cu`.
 const THREADS: u32 = 1024;
 /// Shared memory that every card has for a block, less what the kernel declares itself.
-const MOST_SHARED_BYTES: usize = 90 << 10;
+const MOST_SHARED_BYTES: usize = 84 << 10;
 /// The same of cards that have more, which is asked for only where a row fits.
 const LARGE_SHARED_BYTES: usize = 160 << 10;
 
@@ -43,10 +43,10 @@ pub(super) fn draw(builder: &mut Builder<'_>, launch: Launch<'_>, of: Draw) -> R
     if rows == 0 {
         return Ok(());
     }
-    // The weight of every 32 ids, how many of them tie, and the row itself where there is room.
-    let segments = vocabulary.div_ceil(32);
-    let sums = segments * size_of::<u64>() + segments.next_multiple_of(4) * size_of::<u32>();
-    let whole = sums + vocabulary * real.bytes();
+    // The weight of every 32 ids, how many of them tie, and the row itself where there is room, in packs that it need not begin with.
+    let segments = vocabulary.div_ceil(32).next_multiple_of(4);
+    let sums = segments * (size_of::<u64>() + size_of::<u32>());
+    let whole = sums + (vocabulary.div_ceil(width(real)) + 1) * WIDE_BYTES;
     let most = if builder.has_warpgroup_products() { LARGE_SHARED_BYTES } else { MOST_SHARED_BYTES };
     let is_held = whole <= most;
     let grid = Grid {
@@ -58,5 +58,7 @@ pub(super) fn draw(builder: &mut Builder<'_>, launch: Launch<'_>, of: Draw) -> R
     arguments.extend((0..5).map(|index| launch.output(builder, index)));
     let kept = launch.outputs[4].of.shape.columns();
     arguments.extend([vocabulary, kept, of.context, usize::from(is_held)].map(Arg::from));
-    builder.kernel(Source::Draw, "draw", real, &[], grid, &arguments)
+    builder.kernel(Source::Draw, "draw", real, &[], grid, &arguments)?;
+    builder.start_early(1);
+    Ok(())
 }
