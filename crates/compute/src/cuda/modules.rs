@@ -305,8 +305,12 @@ mod tests {
             for kernel in kernels {
                 let (declared, body) = kernel.split_once('{').expect("a kernel has a body");
                 let first = body.trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
-                // Those that write tiles of bytes read them first: their file says why they may.
-                let reads_first = first.starts_with("quantise<") && source == Source::Quantise;
+                // Those that write tiles of bytes, and norms of few rows, read something first: their files say why they may.
+                let reads_first = match source {
+                    Source::Quantise => first.starts_with("quantise<"),
+                    Source::Norm => first.starts_with("norm<"),
+                    _ => false,
+                };
                 assert!(first.starts_with("take_turn();") || reads_first, "{}: {declared}", source.name());
             }
         }

@@ -313,8 +313,7 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
         few.size = 0;
     }
     if (threadIdx.x < STEPS) few.steps[threadIdx.x] = 0;
-    wait_for_kernel_before();
-    let_next_begin();
+    take_turn();
     const real* from = logits + (u64)row * vocabulary;
     const float temperature = limits[3 * row], top_p = limits[3 * row + 1], min_p = limits[3 * row + 2];
     const u32 top_k = keys[4 * row + 3];

@@ -24,8 +24,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     take_turn();
     const u32 lane = threadIdx.x % 32;
     const u64 warps = (u64)gridDim.x * (THREADS / 32);
-    wait_for_kernel_before();
-    let_next_begin();
     for (u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; row < n_rows; row += warps) {
         const u32 id = ids[row];
         const bool is_there = id < table_rows;

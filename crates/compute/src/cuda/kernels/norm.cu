@@ -16,6 +16,12 @@
 #define WIDE 1
 #endif
 
+// With few rows nothing hides how far away gains and shifts are: each thread keeps those of its columns, which it asks for before the
+// kernel before has ended where they are settled.
+#ifndef FEW_ROWS
+#define FEW_ROWS 0
+#endif
+
 // What `*_grads` sum over rows besides the gradient of the gain: that of a shift, and the rows of their result.
 #ifndef SHIFTS
 #define SHIFTS 0
@@ -58,8 +64,22 @@ template <bool ADDS, bool CENTRES>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
                                      const real* __restrict__ gain, const real* __restrict__ shift,
                                      real* __restrict__ sum, real* __restrict__ y, float* __restrict__ means,
-                                     float* __restrict__ rstds, u64 rows, u32 columns, float eps) {
+                                     float* __restrict__ rstds, u64 rows, u32 columns, float eps,
+                                     u32 is_settled) {
     const u32 lane = threadIdx.x % TEAM;
+    Kept<W> own_gain[PACKS], own_shift[PACKS];
+    // Nothing is touched before, save what is settled.
+    if (!FEW_ROWS || !is_settled) wait_for_kernel_before();
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        const u32 column = (k * TEAM + lane) * W;
+        if (FEW_ROWS && column < columns) {
+            own_gain[k].load(gain + column);
+            if (CENTRES && shift) own_shift[k].load(shift + column);
+        }
+    }
+    if (FEW_ROWS && is_settled) wait_for_kernel_before();
+    let_next_begin();
     for (u64 first = (u64)blockIdx.x * ROWS; first < rows; first += (u64)gridDim.x * ROWS) {
         const u64 row = first + threadIdx.x / TEAM, at = row * columns;
         const bool lives = row < rows;
@@ -121,12 +141,14 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
             if (lives && column < columns) {
                 float values[W], gains[W];
                 x[k].get(values);
-                load(gain + column, gains);
+                if (FEW_ROWS) own_gain[k].get(gains);
+                else load(gain + column, gains);
 #pragma unroll
                 for (int e = 0; e < W; e++) values[e] = (values[e] - mean) * rstd * gains[e];
                 if (CENTRES && shift) {
                     float shifts[W];
-                    load(shift + column, shifts);
+                    if (FEW_ROWS) own_shift[k].get(shifts);
+                    else load(shift + column, shifts);
 #pragma unroll
                     for (int e = 0; e < W; e++) values[e] += shifts[e];
                 }
@@ -540,29 +562,26 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const real* x, const real* gain, const real* shift, real* y, float* means, float* rstds, u64 rows,
-               u32 columns, float eps) {
-    take_turn();
-    norm<false, true>(x, nullptr, gain, shift, nullptr, y, means, rstds, rows, columns, eps);
+               u32 columns, float eps, u32 is_settled) {
+    norm<false, true>(x, nullptr, gain, shift, nullptr, y, means, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_layer_norm(const real* a, const real* b, const real* gain, const real* shift, real* sum, real* y,
-                   float* means, float* rstds, u64 rows, u32 columns, float eps) {
-    take_turn();
-    norm<true, true>(a, b, gain, shift, sum, y, means, rstds, rows, columns, eps);
+                   float* means, float* rstds, u64 rows, u32 columns, float eps, u32 is_settled) {
+    norm<true, true>(a, b, gain, shift, sum, y, means, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rms_norm(const real* x, const real* gain, real* y, float* rstds, u64 rows, u32 columns, float eps) {
-    take_turn();
-    norm<false, false>(x, nullptr, gain, nullptr, nullptr, y, nullptr, rstds, rows, columns, eps);
+    rms_norm(const real* x, const real* gain, real* y, float* rstds, u64 rows, u32 columns, float eps,
+             u32 is_settled) {
+    norm<false, false>(x, nullptr, gain, nullptr, nullptr, y, nullptr, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm(const real* a, const real* b, const real* gain, real* sum, real* y, float* rstds, u64 rows,
-                 u32 columns, float eps) {
-    take_turn();
-    norm<true, false>(a, b, gain, nullptr, sum, y, nullptr, rstds, rows, columns, eps);
+                 u32 columns, float eps, u32 is_settled) {
+    norm<true, false>(a, b, gain, nullptr, sum, y, nullptr, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

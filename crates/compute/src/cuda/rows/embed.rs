@@ -35,9 +35,7 @@ pub(super) fn embed(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()>
         Arg::Fault,
     ];
     let grid = looping(builder, 32 * rows);
-    builder.kernel(Source::Embed, "embed", real, &wide(is_wide), grid, &arguments)?;
-    builder.start_early(1);
-    Ok(())
+    builder.kernel(Source::Embed, "embed", real, &wide(is_wide), grid, &arguments)
 }
 
 /// Sorts positions by id and sums tiles of them; see the kernels.

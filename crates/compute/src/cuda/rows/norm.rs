@@ -5,7 +5,7 @@ use super::{
         call::{Arg, Builder, Grid},
         modules::Source,
     },
-    Launch, THREADS, WIDE_BYTES, all_aligned, count, most_blocks,
+    Launch, THREADS, WIDE_BYTES, all_aligned, count, flag, most_blocks,
     reduce::finish_columns,
     width,
 };
@@ -17,8 +17,11 @@ const MOST_PACKS: usize = 8;
 const MOST_SUMMED_PACKS: usize = 3;
 /// Threads of a block that sums where a row has a warp or less of them.
 const SUM_THREADS: usize = 128;
-/// Rows that each have a block of their own: fewer than a card runs at once.
+/// Rows that are few: so many warps, or blocks, run at once.
 const FEW_ROWS: usize = 64;
+/// The most packs of a row that a thread keeps where rows are few: with no more, a warp is done before the threads of a block have waited
+/// for each other.
+const MOST_PACKS_OF_FEW: usize = 4;
 /// The most threads of a block.
 const MOST_THREADS: usize = 1024;
 
@@ -27,6 +30,7 @@ struct Teams {
     team: usize,
     packs: usize,
     is_wide: bool,
+    has_few_rows: bool,
 }
 
 impl Teams {
@@ -36,10 +40,13 @@ impl Teams {
         Teams::with_packs(MOST_PACKS, of_blocks, real, columns, accesses)
     }
 
-    /// For so few rows that each has a block of its own: as few packs to a thread as possible.
+    /// For few rows: a warp to each, or a block with as few packs to a thread as possible.
     fn of_few_rows(real: DType, columns: usize, accesses: &[Arg]) -> Self {
         let of_blocks = |packs: usize| packs.div_ceil(packs.div_ceil(MOST_THREADS)).next_multiple_of(32);
-        Teams::with_packs(1, of_blocks, real, columns, accesses)
+        Teams {
+            has_few_rows: true,
+            ..Teams::with_packs(MOST_PACKS_OF_FEW, of_blocks, real, columns, accesses)
+        }
     }
 
     /// The same where threads keep sums of their columns, too.
@@ -64,7 +71,7 @@ impl Teams {
             _ if packs <= 32 * most => 32,
             _ => of_blocks(packs),
         };
-        Teams { team, packs: packs.div_ceil(team), is_wide }
+        Teams { team, packs: packs.div_ceil(team), is_wide, has_few_rows: false }
     }
 
     /// Of a kernel that sums: threads of a block, rows that it works on at a time, and blocks that a large card runs at a time.
@@ -83,8 +90,9 @@ impl Teams {
         self.is_wide && self.packs == 1 && (33..=512).contains(&self.team)
     }
 
-    fn defines(&self) -> [(&'static str, usize); 3] {
-        [("TEAM", self.team), ("PACKS", self.packs), ("WIDE", usize::from(self.is_wide))]
+    fn defines(&self) -> [(&'static str, usize); 4] {
+        let [wide, few_rows] = [self.is_wide, self.has_few_rows].map(usize::from);
+        [("TEAM", self.team), ("PACKS", self.packs), ("WIDE", wide), ("FEW_ROWS", few_rows)]
     }
 
     fn add(
@@ -122,7 +130,8 @@ pub(super) fn layer_norm(
         arguments.push(Arg::Pointer(0));
     }
     arguments.extend(results);
-    arguments.extend([count(shape.rows()), shape.columns().into(), Arg::F32(eps)]);
+    let is_settled = launch.inputs[summands..].iter().all(|view| builder.is_settled(view));
+    arguments.extend([count(shape.rows()), shape.columns().into(), Arg::F32(eps), flag(is_settled)]);
     let name = if has_sum { "add_layer_norm" } else { "layer_norm" };
     forward(builder, name, real, [shape.rows(), shape.columns()], &accesses, &arguments)
 }
@@ -139,7 +148,8 @@ pub(super) fn rms_norm(builder: &mut Builder<'_>, launch: Launch<'_>, eps: f32, 
     let mut accesses = arguments.clone();
     accesses.extend(&results[..summands]);
     arguments.extend(results);
-    arguments.extend([count(rows), columns.into(), Arg::F32(eps)]);
+    let is_settled = builder.is_settled(&launch.inputs[summands]);
+    arguments.extend([count(rows), columns.into(), Arg::F32(eps), flag(is_settled)]);
     let name = if has_sum { "add_rms_norm" } else { "rms_norm" };
     forward(builder, name, real, [rows, columns], &accesses, &arguments)
 }
