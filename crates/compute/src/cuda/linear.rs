@@ -225,7 +225,7 @@ fn batch_rows(
         .filter(|&parts| sheets.is_multiple_of(parts) && sheets / parts <= MOST_SHEETS)
         .min_by_key(|&parts| ((tiles * parts).div_ceil(at_once) * (sheets / parts), parts));
     let Some(parts) = parts else { return Ok(false) };
-    let sums = parts * rows.div_ceil(parts) * BATCH_OUTPUTS * size_of::<f32>();
+    let sums = MOST_BATCH_ROWS * BATCH_OUTPUTS * size_of::<f32>();
     let shared_bytes =
         u32::try_from(2 * sheets / parts * SHEET_BYTES + sums).expect("a block's shared memory");
     let grid = Grid { shared_bytes, ..Grid::new(tiles * parts, THREADS) };

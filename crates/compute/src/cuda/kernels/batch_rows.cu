@@ -1,9 +1,9 @@
 // y = x·wᵀ + b for up to 64 rows x of halves, which is what a step of many texts multiplies: little work, so that waiting is what
 // takes time.
 //
-// A cluster of PARTS blocks owns 64 outputs. Each of its blocks multiplies all rows along a part of K, sends every row's sums to the
-// block that owns the row, and adds up the parts of its own rows, in their order. So the order of a sum depends on K and the number of
-// outputs alone. Weights are on their way before the kernel before has ended.
+// A cluster of PARTS blocks owns 64 outputs. Each of its blocks multiplies all rows along a part of K and leaves the sums in its shared
+// memory; then it reads all parts of its own rows there and adds them up, in their order. So the order of a sum depends on K and the
+// number of outputs alone. Weights are on their way before the kernel before has ended.
 #include "prelude.cuh"
 #include "gelu.cuh"
 #include "matrix.cuh"
@@ -28,6 +28,8 @@ constexpr u32 OUTPUTS = 64, DEPTH = 64, SHEET_BYTES = 64 * DEPTH * sizeof(real);
 constexpr u32 FIRST_SHEETS = (SHEETS + 1) / 2;
 // Outputs that a thread adds up at a time, and threads of a row.
 constexpr u32 EACH = 4, ROW_THREADS = OUTPUTS / EACH;
+// Rows whose parts a block adds up at a time, and how many times, of the most rows that there are.
+constexpr u32 AT_ONCE = THREADS / ROW_THREADS, ROUNDS = ((64 + PARTS - 1) / PARTS + AT_ONCE - 1) / AT_ONCE;
 
 // Sheets FIRST..END of a matrix of `rows` rows into shared memory; rows that there are not are zeroes.
 template <u32 FIRST, u32 END> __device__ __forceinline__ void copy_sheets(u32 to, const real* from, u32 rows, u32 depth) {
@@ -69,19 +71,34 @@ template <u32 FIRST, u32 END> __device__ __forceinline__ void multiply_sheets(fl
     products_commit();
 }
 
-// Blocks of the cluster wait for each other in two steps; what was sent before the first is there after the second.
-__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Blocks of the cluster wait for each other in two steps. What a thread has written to its block's shared memory and released before the
+// first is there for all after the second.
+__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void send_pair(u32 to, u32 block, float first, float second) {
-    asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "st.shared::cluster.v2.f32 [there], {%2, %3};\n}"
-                 ::"r"(to), "r"(block), "f"(first), "f"(second) : "memory");
+// A release of all memory waits for the second cache; older compilers know no other.
+__device__ __forceinline__ void release_shared_memory() {
+#if __CUDACC_VER_MAJOR__ >= 13
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+#else
+    asm volatile("fence.acq_rel.cluster;" ::: "memory");
+#endif
 }
 
-// Where four neighbouring outputs of a place lie; pairs of four places after each other meet no bank twice.
-__device__ __forceinline__ u32 in_place(u32 place, u32 output) {
-    return (place * OUTPUTS + (output ^ (place % 4) * 8)) * sizeof(float);
+__device__ __forceinline__ void store_pair(u32 to, float first, float second) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
+}
+// Sixteen bytes at the same place of another block's memory.
+__device__ __forceinline__ uint4 load_of_block(u32 from, u32 block) {
+    uint4 x;
+    asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [there];\n}"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from), "r"(block) : "memory");
+    return x;
+}
+
+// Where four neighbouring outputs of a row lie; pairs of four rows after each other meet no bank twice.
+__device__ __forceinline__ u32 in_place(u32 row, u32 output) {
+    return (row * OUTPUTS + (output ^ (row % 4) * 8)) * sizeof(float);
 }
 
 // `activated` gets the GELU of the result, unless it is null. Where weights are settled they are read before the kernel before has ended.
@@ -100,7 +117,6 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     copy_sheets<0, SHEETS>(w_sheets, w, outputs - first_output, depth);
     uint2 shift = make_uint2(0, 0);
     if (bias && output < outputs) shift = *reinterpret_cast<const uint2*>(bias + output);
-    arrive_at_cluster();
     if (is_settled) wait_for_kernel_before();
     let_next_begin();
     copy_sheets<0, FIRST_SHEETS>(x_sheets, x, rows, depth);
@@ -113,36 +129,52 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     products_wait<0>();
     pin(sums);
 
-    // All blocks of the cluster have begun: their memory is there.
-    wait_for_cluster();
-    const u32 lane = threadIdx.x % 32, per_block = (rows + PARTS - 1) / PARTS;
+    const u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (u32 upper = 0; upper < 2; upper++) {
         const u32 row = threadIdx.x / 32 * 16 + upper * 8 + lane / 4;
-        if (row >= rows) continue;
-        const u32 owner = row / per_block, place = part * per_block + row % per_block;
 #pragma unroll
         for (u32 n = 0; n < OUTPUTS / 8; n++) {
-            send_pair(parts + in_place(place, n * 8 + lane % 4 * 2), owner, sums[4 * n + 2 * upper], sums[4 * n + 2 * upper + 1]);
+            store_pair(parts + in_place(row, n * 8 + lane % 4 * 2), sums[4 * n + 2 * upper], sums[4 * n + 2 * upper + 1]);
         }
     }
+    release_shared_memory();
     arrive_at_cluster();
     wait_for_cluster();
 
-    const u32 first_row = part * per_block;
-    for (u32 own = threadIdx.x / ROW_THREADS; own < per_block && first_row + own < rows; own += THREADS / ROW_THREADS) {
-        float sum[EACH] = {};
+    // All that a thread adds up is on its way at once.
+    const u32 per_block = (rows + PARTS - 1) / PARTS, first_row = part * per_block;
+    uint4 its[ROUNDS][PARTS];
+#pragma unroll
+    for (u32 round = 0; round < ROUNDS; round++) {
+        const u32 own = round * AT_ONCE + threadIdx.x / ROW_THREADS;
+        const u32 row = own < per_block && first_row + own < rows ? first_row + own : 0;
 #pragma unroll
         for (u32 other = 0; other < PARTS; other++) {
-            float its[EACH];
-            widen<float>(load_shared(parts + in_place(other * per_block + own, threadIdx.x % ROW_THREADS * EACH)), its);
-#pragma unroll
-            for (u32 e = 0; e < EACH; e++) sum[e] += its[e];
+            its[round][other] = load_of_block(parts + in_place(row, threadIdx.x % ROW_THREADS * EACH), other);
         }
-        if (output >= outputs) continue;
-        float shifts[EACH];
-        widen_pair(shift.x, shifts, real());
-        widen_pair(shift.y, shifts + 2, real());
+    }
+    float totals[ROUNDS][EACH] = {};
+#pragma unroll
+    for (u32 round = 0; round < ROUNDS; round++) {
+#pragma unroll
+        for (u32 other = 0; other < PARTS; other++) {
+            float part_of[EACH];
+            widen<float>(its[round][other], part_of);
+#pragma unroll
+            for (u32 e = 0; e < EACH; e++) totals[round][e] += part_of[e];
+        }
+        pin(totals[round]);
+    }
+    arrive_at_cluster();
+    float shifts[EACH];
+    widen_pair(shift.x, shifts, real());
+    widen_pair(shift.y, shifts + 2, real());
+#pragma unroll
+    for (u32 round = 0; round < ROUNDS; round++) {
+        const u32 own = round * AT_ONCE + threadIdx.x / ROW_THREADS;
+        if (own >= per_block || first_row + own >= rows || output >= outputs) continue;
+        const float(&sum)[EACH] = totals[round];
         const uint2 stored = make_uint2(narrow_pair(sum[0] + shifts[0], sum[1] + shifts[1], real()),
                                         narrow_pair(sum[2] + shifts[2], sum[3] + shifts[3], real()));
         const u64 at = (u64)(first_row + own) * outputs + output;
@@ -155,6 +187,8 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
                                                                    narrow_pair(gelu_of(before[2]), gelu_of(before[3]), real()));
         }
     }
+    // A block's memory stays until all have read it.
+    wait_for_cluster();
 }
 
 #endif
