@@ -60,7 +60,7 @@ impl Pipeline<'_> {
         let (closing_out, closing) = sync_channel(2);
         let reader = Mutex::new(Reader::new(self, started, seen)?);
         let turns = Turns::new(self.options.threads * BATCHES_PER_THREAD);
-        let completed = thread::scope(|scope| {
+        let shards = thread::scope(|scope| {
             let closer = scope.spawn(move || self.complete(started, journal, closing));
             let writer = Mutex::new(Writer::new(self, started, closing_out));
             thread::scope(|scope| {
@@ -72,8 +72,7 @@ impl Pipeline<'_> {
             // Who completes shards has the cause if the writer found nobody there.
             let shards = closer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             written.map(|()| shards)
-        });
-        let shards = completed?;
+        })?;
         let (skipped_documents, duplicate_documents) =
             reader.into_inner().unwrap_or_else(PoisonError::into_inner).left_out();
         Ok(DoneSection { shards, skipped_documents, duplicate_documents })
@@ -445,7 +444,10 @@ impl<'a> Writer<'a> {
             Split::ALL.into_iter().try_for_each(|split| self.close(split, None))?;
         }
         let (progress, n_files) = (self.pipeline.progress, self.pipeline.inputs.names().len() as u64);
-        progress.at_file(batch.chunk.file_idx() as u64 + 1, n_files);
+        // The last batch has no text, and so is of no file.
+        if !batch.is_last {
+            progress.at_file(batch.chunk.file_idx() as u64 + 1, n_files);
+        }
         progress.advance(batch.input_bytes);
         Ok(())
     }
