@@ -27,6 +27,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/compute/src/cpu/gemm/pack.rs",
     "crates/compute/src/cpu/gemm/packed.rs",
     "crates/compute/src/cpu/gemm/stream.rs",
+    "crates/compute/src/cpu/gemm/strips.rs",
     "crates/compute/src/cpu/memory.rs",
     "crates/compute/src/cpu/peak.rs",
     "crates/compute/src/cpu/pool.rs",

@@ -94,6 +94,14 @@ pub trait Device: Send {
     /// Writes all elements of a view.
     fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()>;
 
+    /// Says that a matrix, whose rows products multiply with rows of the same length, is never written again. A device may then
+    /// keep it in another order, in which they read it faster: what is bound from now on finds it so, a download gives it as it
+    /// was uploaded, and writing is refused. Sequences that were bound before and name it can no longer be run.
+    fn freeze(&mut self, matrix: &View) -> Result<()> {
+        let _ = matrix;
+        Ok(())
+    }
+
     /// Reads all elements of a view as single precision.
     fn download(&self, from: &View, out: &mut [f32]) -> Result<()>;
 

@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Duration};
 
 use ironmill_compute::{
-    BufferId, DType, Device, HostData, Kernel, Launch, ReadId, SequenceId, Shape, TensorType, View,
+    BufferId, DType, Device, HostData, Kernel, Launch, Op, ReadId, SequenceId, Shape, TensorType, View,
     kernel::{PROCESSOR_LOGITS, Work},
 };
 
@@ -158,6 +158,24 @@ impl Runtime {
         Ok(ProgramId(self.programs.len() - 1))
     }
 
+    /// Says that the weights of a program's products are never written again, so that the device may keep them as products read
+    /// them best. Weights that are rounded on their way to be multiplied stay as they are. Programs that were compiled before and
+    /// name them must be forgotten.
+    pub fn freeze_weights(&mut self, mut graph: Graph, passes: &Passes) -> Result<()> {
+        precision::apply(&mut graph, passes.precision)?;
+        for node in &graph.nodes {
+            let Kernel::Op(Op::Linear { products, .. }) = node.kernel else { continue };
+            let info = graph.info(node.inputs[1]);
+            if let Kind::State { state, offset } = info.kind
+                && info.of.dtype == products
+            {
+                let view = self.view_in_state(state, offset, info.of);
+                self.device.freeze(&view)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The memory plan of a program.
     pub fn plan(&self, program: ProgramId) -> &Plan {
         &self.program(program).plan
@@ -284,9 +302,13 @@ impl Runtime {
     fn state_view(&self, state: StateId, range: Range<usize>) -> View {
         let State { dtype, len, .. } = self.states[state.0];
         assert!(range.end <= len, "elements {range:?} of a state of {len}");
-        let offset_bytes = range.start * self.device.element_bytes(dtype);
-        let of = TensorType { shape: Shape::new(&[range.len()]), dtype };
-        View { buffer: self.state_buffer(state), offset_bytes, of }
+        self.view_in_state(state, range.start, TensorType { shape: Shape::new(&[range.len()]), dtype })
+    }
+
+    /// A tensor that begins so many elements behind the beginning of a state.
+    fn view_in_state(&self, state: StateId, offset: usize, of: TensorType) -> View {
+        let bytes = self.device.element_bytes(self.states[state.0].dtype);
+        View { buffer: self.state_buffer(state), offset_bytes: offset * bytes, of }
     }
 
     /// # Panics
@@ -355,17 +377,14 @@ impl Runtime {
         let view = |&tensor: &Tensor| {
             let info = graph.info(tensor);
             let planned = plan.offsets[tensor.0];
-            let (buffer, offset_bytes) = match &info.kind {
-                Kind::Input { .. } => (inputs, planned),
-                Kind::Value => (self.arena, planned),
-                Kind::State { state, offset } => {
-                    let bytes = self.device.element_bytes(self.states[state.0].dtype);
-                    (Some(self.state_buffer(*state)), offset * bytes)
-                }
+            let buffer = match info.kind {
+                Kind::Input { .. } => inputs,
+                Kind::Value => self.arena,
+                Kind::State { state, offset } => return self.view_in_state(state, offset, info.of),
             };
             // A program with inputs has an input buffer and one with values an arena: both are made before binding.
             let buffer = buffer.unwrap_or_else(|| unreachable!("memory is allocated before binding"));
-            View { buffer, offset_bytes, of: info.of }
+            View { buffer, offset_bytes: planned, of: info.of }
         };
         graph
             .nodes

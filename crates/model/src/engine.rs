@@ -75,7 +75,7 @@ struct EvaluationProgram {
 }
 
 impl Engine {
-    /// A model on a device with these parameter values, in the flat layout.
+    /// A model on a device with these parameter values, in the flat layout, which do not change any more.
     pub fn new(device: Box<dyn Device>, model: Model, values: &[f32]) -> Result<Self> {
         Self::keeping(device, model, values, Keep::Everything(DType::F32))
     }
@@ -85,7 +85,9 @@ impl Engine {
         let mut states = States::default();
         let buffers = Self::declare(&mut states, &model, keep);
         let runtime = Runtime::new(device, &states)?;
-        Self::with_runtime(runtime, model, buffers, values)
+        let mut engine = Self::with_runtime(runtime, model, buffers, values)?;
+        engine.freeze()?;
+        Ok(engine)
     }
 
     /// A stored model on a device. Parameters go there one at a time, so memory holds the model once.
@@ -103,7 +105,25 @@ impl Engine {
         })?;
         let mut engine = Self::around(runtime, stored.into_model(), buffers)?;
         engine.refresh_copy()?;
+        engine.freeze()?;
         Ok(engine)
+    }
+
+    /// From now on parameters are only read, so the device may keep those that are multiplied as products read them best.
+    fn freeze(&mut self) -> Result<()> {
+        let mut g = Graph::new();
+        let dims = [1, 1];
+        let (ids, positions) = (g.input("ids", &dims, DType::U32), g.input("positions", &dims, DType::U32));
+        let tokens = Tokens { ids, positions, attend: Attend::PLAIN, recompute: false };
+        let hidden = self.model.hidden(&mut g, self.shown, tokens)?;
+        if self.model.config().has_head {
+            self.model.logits(&mut g, self.shown, hidden)?;
+        }
+        self.runtime.freeze_weights(g, &self.shown.passes(&Passes::ALL))?;
+        if let Some(refresh) = self.refresh.take() {
+            self.runtime.forget(refresh);
+        }
+        Ok(())
     }
 
     /// The buffers that a model's programs read.
@@ -182,7 +202,7 @@ impl Engine {
         Ok(values)
     }
 
-    /// Replaces all parameters.
+    /// Replaces all parameters, which only an engine that trains can.
     pub fn set_parameters(&mut self, values: &[f32]) -> Result<()> {
         self.runtime.write_state(self.buffers.parameters, 0..values.len(), HostData::F32(values))?;
         self.refresh_copy()

@@ -18,11 +18,15 @@ use super::{
 use crate::{error::Result, kernel::HeadLoss, tensor::Shape};
 
 /// The most that any product of any chunk takes.
-pub(super) fn needs(simd: Simd, head: &HeadLoss, x: Shape, w: Shape) -> Needs {
+pub(super) fn needs(simd: Simd, head: &HeadLoss, x: Shape, w: Shape, is_frozen: bool) -> Needs {
     let (rows, columns, vocabulary) = (x.rows(), x.columns(), w.rows());
     let mut needs = Needs::default();
     // The last chunk may be shorter.
     for chunk in [head.chunk_rows.min(rows), rows % head.chunk_rows] {
+        if is_frozen {
+            needs.include(gemm::strips::needs(simd, head.products, [chunk, vocabulary, columns]));
+            continue;
+        }
         let mut include = |sizes| needs.include(gemm::needs(simd, head.products, sizes));
         include([chunk, vocabulary, columns]);
         if head.d_input {
@@ -51,6 +55,7 @@ pub(super) fn head_loss(
     let mut d_x = head.d_input.then(|| operands.output(2));
     let mut d_w = head.d_weight.map(|_| operands.output(2 + usize::from(head.d_input)));
     let w = Matrix::new(w, vocabulary, columns);
+    let w = if operands.is_frozen(1) { w.in_strips() } else { w };
 
     for first in (0..rows).step_by(head.chunk_rows) {
         let chunk = first..(first + head.chunk_rows).min(rows);

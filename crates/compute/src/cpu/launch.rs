@@ -7,7 +7,7 @@ use super::{
     gemm::Matrix,
     gemm::Product,
     head,
-    memory::Operands,
+    memory::{Operands, Operation},
     rows,
     simd::Simd,
     vector,
@@ -20,14 +20,32 @@ use crate::{
     tensor::{DType, Shape},
 };
 
+/// Whether a kernel reads this input, of this type, as it lies when it is frozen.
+pub(super) fn reads_frozen(kernel: &Kernel, index: usize, dtype: DType) -> bool {
+    match kernel {
+        Kernel::Op(Op::Embed) => index == 0 && dtype == DType::F32,
+        Kernel::Op(Op::Linear { products, .. }) | Kernel::LinearGelu { products, .. } => {
+            index == 1 && dtype == *products
+        }
+        Kernel::HeadLoss(of) => index == 1 && dtype == of.products && !of.has_gradient(),
+        _ => false,
+    }
+}
+
 /// The working memory of a checked launch.
-pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
+pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs {
     let input = |index: usize| -> Shape { launch.inputs[index].of.shape };
+    let linear = |products: DType| {
+        let sizes = [input(0).rows(), input(1).rows(), input(1).columns()];
+        if operation.is_frozen(1) {
+            gemm::strips::needs(simd, products, sizes)
+        } else {
+            gemm::needs(simd, products, sizes)
+        }
+    };
     match &launch.kernel {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
-            Op::Linear { products, .. } => {
-                gemm::needs(simd, *products, [input(0).rows(), input(1).rows(), input(1).columns()])
-            }
+            Op::Linear { products, .. } => linear(*products),
             Op::LinearGradInput { products } => {
                 gemm::needs(simd, *products, [input(0).rows(), input(1).columns(), input(1).rows()])
             }
@@ -40,9 +58,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
             Op::LayerNormGradParams { .. } => rows::norm::sum_needs(input(0).rows(), 2 * input(0).columns()),
             _ => Needs::default(),
         },
-        Kernel::LinearGelu { products, .. } => {
-            gemm::needs(simd, *products, [input(0).rows(), input(1).rows(), input(1).columns()])
-        }
+        Kernel::LinearGelu { products, .. } => linear(*products),
         Kernel::LinearGradGelu { products } | Kernel::LinearGradGelus { products, .. } => {
             let [rows, columns] = [input(0).rows(), input(1).columns()];
             let mut needs = gemm::needs(simd, *products, [rows, columns, input(1).rows()]);
@@ -62,7 +78,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch) -> Needs {
         Kernel::CachedAttention(of) => {
             attention::needs(simd, Sizes::beside_cache(of, input(0), launch.outputs[2].of.shape))
         }
-        Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1)),
+        Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1), operation.is_frozen(1)),
         // A place for every id.
         Kernel::Draw(_) => Needs { scratch: input(0).columns(), ..Needs::default() },
         Kernel::GlobalNorm => {
@@ -250,6 +266,7 @@ fn linear<'a>(operands: &Operands<'a>, bias: bool, products: DType) -> Product<'
         DType::BF16 => Matrix::of_pairs(operands.input(1), of.shape.rows(), of.shape.columns()),
         _ => matrix(operands, 1),
     };
+    let weight = if operands.is_frozen(1) { weight.in_strips() } else { weight };
     Product { a: matrix(operands, 0), b: weight.transposed(), bias, add: false, products }
 }
 

@@ -5,7 +5,7 @@
 //! [`Operands`] can hand out each output once and every input freely.
 #![expect(unsafe_code, reason = "inputs and outputs of a launch are disjoint slices of one buffer")]
 
-use std::{cell::UnsafeCell, marker::PhantomData};
+use std::{cell::UnsafeCell, marker::PhantomData, ops::Range};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -84,6 +84,8 @@ impl Scratch {
 #[derive(Default)]
 pub(super) struct Memory {
     buffers: Vec<Option<Buffer>>,
+    /// Matrices that are never written again and lie in strips.
+    frozen: Vec<Place>,
 }
 
 struct Buffer {
@@ -98,9 +100,23 @@ pub(super) struct Place {
     buffer: BufferId,
     start: usize,
     of: TensorType,
+    is_frozen: bool,
 }
 
 impl Place {
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.words()
+    }
+
+    fn overlaps(&self, other: &Place) -> bool {
+        let (own, others) = (self.range(), other.range());
+        self.buffer == other.buffer && own.start < others.end && others.start < own.end
+    }
+
+    fn is_same(&self, other: &Place) -> bool {
+        (self.buffer, self.start, self.of) == (other.buffer, other.start, other.of)
+    }
+
     /// The elements of four bytes that it takes.
     fn words(&self) -> usize {
         self.of.shape.elements() * self.of.dtype.bytes() / size_of::<f32>()
@@ -119,6 +135,16 @@ impl Operation {
     pub fn names(&self, buffer: BufferId) -> bool {
         self.inputs.iter().chain(&self.outputs).any(|place| place.buffer == buffer)
     }
+
+    /// Whether an operand has memory in common with a place.
+    pub fn overlaps(&self, place: &Place) -> bool {
+        self.inputs.iter().chain(&self.outputs).any(|operand| operand.overlaps(place))
+    }
+
+    /// Whether an input is a frozen matrix.
+    pub fn is_frozen(&self, input: usize) -> bool {
+        self.inputs[input].is_frozen
+    }
 }
 
 impl Memory {
@@ -129,16 +155,43 @@ impl Memory {
         Ok(BufferId(self.buffers.len() - 1))
     }
 
+    /// Remembers that a matrix lies in strips from now on.
+    pub fn freeze(&mut self, matrix: &View) -> Result<Place> {
+        let place = Place { is_frozen: true, ..self.writable("freeze", matrix)? };
+        self.frozen.push(place);
+        Ok(place)
+    }
+
+    /// Whether exactly this matrix is frozen.
+    pub fn is_frozen(&self, matrix: &View) -> Result<bool> {
+        Ok(self.place("freeze", matrix)?.is_frozen)
+    }
+
+    /// The words of a view that frozen matrices take, and the rows of each.
+    pub fn frozen_inside(&self, kernel: &'static str, view: &View) -> Result<Vec<(Range<usize>, usize)>> {
+        let whole = self.inside(kernel, view)?;
+        let mut found = Vec::new();
+        for frozen in self.frozen.iter().filter(|frozen| frozen.overlaps(&whole)) {
+            let (inner, outer) = (frozen.range(), whole.range());
+            if inner.start < outer.start || inner.end > outer.end {
+                return Err(part_of_frozen(kernel, view));
+            }
+            found.push((inner.start - outer.start..inner.end - outer.start, frozen.of.shape.rows()));
+        }
+        Ok(found)
+    }
+
     /// Gives a buffer back.
     pub fn free(&mut self, buffer: BufferId) {
         if let Some(slot) = self.buffers.get_mut(buffer.0) {
             *slot = None;
         }
+        self.frozen.retain(|frozen| frozen.buffer != buffer);
     }
 
-    /// The elements of a view, as the numbers they are stored as.
+    /// The elements of a view, as the numbers they are stored as; frozen matrices in strips.
     pub fn read(&self, kernel: &'static str, view: &View) -> Result<&[f32]> {
-        let place = self.place(kernel, view)?;
+        let place = self.inside(kernel, view)?;
         let pointer = self.pointer(&place);
         // SAFETY: `pointer` has found the place inside its live buffer; writers need `&mut self`, which the returned
         // borrow of `self` excludes.
@@ -147,7 +200,7 @@ impl Memory {
 
     /// The elements of a view, to be written.
     pub fn write(&mut self, kernel: &'static str, view: &View) -> Result<&mut [f32]> {
-        let place = self.place(kernel, view)?;
+        let place = self.writable(kernel, view)?;
         let pointer = self.pointer(&place);
         // SAFETY: `pointer` has found the place inside its live buffer, and `&mut self` excludes every other slice.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, place.words()) })
@@ -157,9 +210,9 @@ impl Memory {
     pub fn check(&self, launch: &Launch) -> Result<Operation> {
         let kernel = launch.kernel.name();
         check::disjoint(launch)?;
-        let places =
-            |views: &[View]| views.iter().map(|view| self.place(kernel, view)).collect::<Result<_>>();
-        Ok(Operation { inputs: places(&launch.inputs)?, outputs: places(&launch.outputs)? })
+        let inputs = launch.inputs.iter().map(|view| self.place(kernel, view)).collect::<Result<_>>()?;
+        let outputs = launch.outputs.iter().map(|view| self.writable(kernel, view)).collect::<Result<_>>()?;
+        Ok(Operation { inputs, outputs })
     }
 
     /// The slices of a launch. They borrow the memory exclusively, so launches cannot run into each other.
@@ -167,7 +220,28 @@ impl Memory {
         Operands { memory: self, operation, taken: 0, exclusive: PhantomData }
     }
 
+    /// The place of a view, which is a frozen matrix or touches none.
     fn place(&self, kernel: &'static str, view: &View) -> Result<Place> {
+        let place = self.inside(kernel, view)?;
+        match self.frozen.iter().find(|frozen| frozen.overlaps(&place)) {
+            None => Ok(place),
+            Some(frozen) if frozen.is_same(&place) => Ok(*frozen),
+            Some(_) => Err(part_of_frozen(kernel, view)),
+        }
+    }
+
+    /// The place of a view that touches no frozen matrix.
+    fn writable(&self, kernel: &'static str, view: &View) -> Result<Place> {
+        let place = self.place(kernel, view)?;
+        if place.is_frozen {
+            let detail = format!("a frozen matrix ({}) is only read", view.of);
+            return Err(Error::Binding { kernel, detail });
+        }
+        Ok(place)
+    }
+
+    /// The place of a view that lies in memory, whatever it holds.
+    fn inside(&self, kernel: &'static str, view: &View) -> Result<Place> {
         let wrong = |what: String| Error::Binding { kernel, detail: format!("{what} ({})", view.of) };
         // Two numbers of bf16 share a word, so there must be an even number of them.
         let bytes_each = view.of.dtype.bytes();
@@ -190,7 +264,8 @@ impl Memory {
             );
             return Err(wrong(detail));
         }
-        Ok(Place { buffer: view.buffer, start: view.offset_bytes / size_of::<f32>(), of: view.of })
+        let start = view.offset_bytes / size_of::<f32>();
+        Ok(Place { buffer: view.buffer, start, of: view.of, is_frozen: false })
     }
 
     /// Where a place starts.
@@ -206,6 +281,11 @@ impl Memory {
         // SAFETY: the assertion keeps the result inside the buffer's lines or at their end.
         unsafe { base.add(place.start) }
     }
+}
+
+/// The order of numbers inside a frozen matrix is the device's own, so it is seen whole or not at all.
+fn part_of_frozen(kernel: &'static str, view: &View) -> Error {
+    Error::Binding { kernel, detail: format!("an operand ({}) is part of a frozen matrix", view.of) }
 }
 
 /// The slices of one launch.
@@ -259,6 +339,11 @@ impl<'a> Operands<'a> {
     /// How many outputs there are.
     pub fn output_count(&self) -> usize {
         self.operation.outputs.len()
+    }
+
+    /// Whether an input is a frozen matrix.
+    pub fn is_frozen(&self, index: usize) -> bool {
+        self.operation.is_frozen(index)
     }
 
     /// The type of an input.

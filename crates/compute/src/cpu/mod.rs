@@ -20,6 +20,7 @@ mod vector;
 
 pub use simd::InstructionSet;
 
+use gemm::strips;
 use memory::{DEVICE, Memory, Operation, Scratch};
 use pool::Pool;
 use simd::Simd;
@@ -89,7 +90,7 @@ impl Cpu {
     fn run_and(&mut self, sequence: SequenceId, mut after: impl FnMut(usize)) -> Result<()> {
         let Cpu { simd, pool, memory, sequences, shared, partials, .. } = self;
         let Some(Some(steps)) = sequences.get(sequence.0) else {
-            let detail = "the sequence was unbound, or a buffer that it names was freed".into();
+            let detail = "the sequence was unbound, or memory that it names was freed or frozen".into();
             return Err(Error::Binding { kernel: "run", detail });
         };
         let mut context = Context { simd: *simd, pool, shared, partials };
@@ -98,6 +99,15 @@ impl Cpu {
             after(index);
         }
         Ok(())
+    }
+
+    /// Forgets all sequences with an operation that can no longer be run.
+    fn forget_sequences(&mut self, is_over: impl Fn(&Operation) -> bool) {
+        for sequence in &mut self.sequences {
+            if sequence.as_ref().is_some_and(|steps| steps.iter().any(|step| is_over(&step.operation))) {
+                *sequence = None;
+            }
+        }
     }
 
     fn reserve(&mut self, needs: Needs) -> Result<()> {
@@ -159,11 +169,7 @@ impl Device for Cpu {
 
     fn free(&mut self, buffer: BufferId) {
         self.memory.free(buffer);
-        for sequence in &mut self.sequences {
-            if sequence.as_ref().is_some_and(|steps| steps.iter().any(|step| step.operation.names(buffer))) {
-                *sequence = None;
-            }
-        }
+        self.forget_sequences(|operation| operation.names(buffer));
     }
 
     fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()> {
@@ -188,6 +194,20 @@ impl Device for Cpu {
         Ok(())
     }
 
+    fn freeze(&mut self, matrix: &View) -> Result<()> {
+        let (lines, columns) = (matrix.of.shape.rows(), matrix.of.shape.columns());
+        let is_whole = matrix.of.dtype == DType::F32 || columns.is_multiple_of(2);
+        if !is_whole || !strips::suit(self.simd, matrix.of.dtype) || self.memory.is_frozen(matrix)? {
+            return Ok(());
+        }
+        let words = self.memory.write("freeze", matrix)?;
+        self.pool.reserve(strips::layout_scratch(words.len(), lines))?;
+        strips::lay_out(self.simd, &mut self.pool, words, lines);
+        let frozen = self.memory.freeze(matrix)?;
+        self.forget_sequences(|operation| operation.overlaps(&frozen));
+        Ok(())
+    }
+
     fn download(&self, from: &View, out: &mut [f32]) -> Result<()> {
         refuse_pairs("download", from.of.dtype)?;
         let elements = self.memory.read("download", from)?;
@@ -195,6 +215,9 @@ impl Device for Cpu {
         match from.of.dtype {
             DType::U32 => convert(bytemuck::cast_slice::<f32, u32>(elements), out, |x| x as f32),
             _ => out.copy_from_slice(elements),
+        }
+        for (place, lines) in self.memory.frozen_inside("download", from)? {
+            strips::take_apart(&elements[place.clone()], lines, &mut out[place]);
         }
         Ok(())
     }
@@ -206,6 +229,11 @@ impl Device for Cpu {
         match from.of.dtype {
             DType::U32 => convert(bytemuck::cast_slice::<f32, u32>(elements), out, f64::from),
             _ => convert(elements, out, f64::from),
+        }
+        for (place, lines) in self.memory.frozen_inside("download", from)? {
+            let mut numbers = elements[place.clone()].to_vec();
+            strips::take_apart(&elements[place.clone()], lines, &mut numbers);
+            convert(&numbers, &mut out[place], f64::from);
         }
         Ok(())
     }
@@ -235,7 +263,8 @@ impl Device for Cpu {
         for launch in launches {
             check::check(launch, DEVICE, Stored { numbers: &[DType::F32], weights: Some(DType::BF16) })?;
             let operation = self.memory.check(launch)?;
-            needs.include(launch::needs(self.simd, launch));
+            refuse_frozen(launch, &operation)?;
+            needs.include(launch::needs(self.simd, launch, &operation));
             steps.push(Step { kernel: launch.kernel.clone(), operation });
         }
         self.reserve(needs)?;
@@ -269,6 +298,17 @@ impl Device for Cpu {
 /// Copies of weights in 16 bits are made and read on the device alone.
 fn refuse_pairs(kernel: &'static str, dtype: DType) -> Result<()> {
     if dtype == DType::BF16 { Err(Error::Unsupported { device: DEVICE, kernel, dtype }) } else { Ok(()) }
+}
+
+/// Few kernels read frozen matrices, of which the others would see numbers in an order that they do not know.
+fn refuse_frozen(launch: &Launch, operation: &Operation) -> Result<()> {
+    for (index, view) in launch.inputs.iter().enumerate() {
+        if operation.is_frozen(index) && !launch::reads_frozen(&launch.kernel, index, view.of.dtype) {
+            let detail = format!("input {index} ({}) is frozen, and this kernel needs it as it was", view.of);
+            return Err(Error::Binding { kernel: launch.kernel.name(), detail });
+        }
+    }
+    Ok(())
 }
 
 fn check_length(kernel: &'static str, view: usize, host: usize) -> Result<()> {

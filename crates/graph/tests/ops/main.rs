@@ -24,6 +24,8 @@ mod cache;
 /// Attention inside documents against attention of each alone.
 mod documents;
 mod eight_bits;
+/// Weights that are never written again.
+mod frozen;
 /// Heads and losses in shapes that fusing must get right or leave alone.
 mod heads;
 /// The optimisers' kernels.

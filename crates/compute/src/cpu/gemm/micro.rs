@@ -24,6 +24,8 @@ pub(super) struct Panels {
     pub b: *const f32,
     /// Units from one group of B to the next.
     pub b_stride: usize,
+    /// Units from one vector of a group to the next.
+    pub vector_stride: usize,
     /// The units of one column more, one for each step, where the call takes it.
     pub extra: *const f32,
     /// What a later call reads: a cache line of it is asked for every [`LINE_STEPS`] steps. Any address will do.
@@ -352,7 +354,7 @@ mod x86 {
                         // past its end, where nothing is read.
                         unsafe {
                             let vectors: [__m512; V] =
-                                std::array::from_fn(|v| _mm512_loadu_ps(b.add(v * 16)));
+                                std::array::from_fn(|v| _mm512_loadu_ps(b.add(v * panels.vector_stride)));
                             for (row, sums) in sums.iter_mut().enumerate() {
                                 let broadcast = _mm512_set1_ps(*a.add(row));
                                 for (sum, vector) in sums.iter_mut().zip(vectors) {
@@ -475,7 +477,8 @@ mod x86 {
             // SAFETY: the loop runs `steps` times and each time reads and steps over one group of both panels. The last
             // step over B may lead past its end, where nothing is read.
             unsafe {
-                let vectors: [__m256; V] = std::array::from_fn(|v| _mm256_loadu_ps(b.add(v * 8)));
+                let vectors: [__m256; V] =
+                    std::array::from_fn(|v| _mm256_loadu_ps(b.add(v * panels.vector_stride)));
                 for (row, sums) in sums.iter_mut().enumerate() {
                     let broadcast = _mm256_set1_ps(*a.add(row));
                     for (sum, vector) in sums.iter_mut().zip(vectors) {

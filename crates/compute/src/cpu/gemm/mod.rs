@@ -14,13 +14,14 @@
 //! With many rows, the panels of B are packed once by all threads into shared memory, then tiles of C are computed, each of
 //! which packs its rows of A. With few rows (decoding, the gradient of a small vocabulary) it is A that is packed once, and each
 //! tile packs its own columns of B: then every element of B is read from memory once, and packing is the only pass over it.
-//! Up to eight rows need no packed B at all ([`stream`]).
+//! Up to eight rows need no packed B at all ([`stream`]), and a B that is never written again is laid out once ([`strips`]).
 #![expect(unsafe_code, reason = "inner loops use vector instructions and pointers into packed panels")]
 
 mod micro;
 mod pack;
 mod packed;
 mod stream;
+pub(super) mod strips;
 
 pub(super) use packed::{Packed, Place, Requests};
 pub(super) use stream::FewRows;
@@ -66,6 +67,8 @@ pub(super) struct Matrix<'a> {
     column_stride: usize,
     /// The direction in which two numbers of bf16 share an element of `data`, the first in its lower half.
     paired: Paired,
+    /// Whether the lines, rows as it was made and columns when transposed, are laid out as [`strips`].
+    is_in_strips: bool,
 }
 
 /// Whether and how numbers are stored in pairs.
@@ -85,7 +88,8 @@ impl<'a> Matrix<'a> {
             rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= data.len(),
             "the matrix lies inside its slice"
         );
-        Matrix { data, rows, columns, row_stride, column_stride: 1, paired: Paired::No }
+        let (paired, is_in_strips) = (Paired::No, false);
+        Matrix { data, rows, columns, row_stride, column_stride: 1, paired, is_in_strips }
     }
 
     /// Rows of bf16 one after another, two to an element; columns are even.
@@ -94,7 +98,13 @@ impl<'a> Matrix<'a> {
             columns.is_multiple_of(2) && rows * columns / 2 <= data.len(),
             "pairs lie inside their slice"
         );
-        Matrix { data, rows, columns, row_stride: columns / 2, column_stride: 1, paired: Paired::AlongRows }
+        let (paired, is_in_strips) = (Paired::AlongRows, false);
+        Matrix { data, rows, columns, row_stride: columns / 2, column_stride: 1, paired, is_in_strips }
+    }
+
+    /// The same rows, which lie one after another, as [`strips`].
+    pub fn in_strips(self) -> Self {
+        Matrix { is_in_strips: true, ..self }
     }
 
     /// Rows one after another.
@@ -115,6 +125,7 @@ impl<'a> Matrix<'a> {
                 Paired::AlongColumns => Paired::AlongRows,
                 Paired::AlongRows => Paired::AlongColumns,
             },
+            is_in_strips: self.is_in_strips,
         }
     }
 
@@ -277,7 +288,9 @@ pub(super) fn multiply_then<const N: usize>(
         }
         return then(&mut tiles, 0);
     }
-    if has_few_rows(Family::of(context.simd, product.products), m, n) {
+    if product.b.is_in_strips {
+        strips::multiply(context, product, outputs, then);
+    } else if has_few_rows(Family::of(context.simd, product.products), m, n) {
         few_rows(context, product, outputs, then);
     } else {
         many_rows(context, product, outputs, then);
@@ -562,6 +575,7 @@ fn multiply_panels(
                     a: a.as_ptr().add(row_panel * a_stride),
                     b: b_panel.as_ptr(),
                     b_stride: panel,
+                    vector_stride: family.lanes,
                     extra: b.as_ptr().wrapping_add(packed.panel_units()),
                     upcoming: &raw mut upcoming,
                     ahead: next.as_ptr().wrapping_add(row_panel * steps / LINE_STEPS * 16),

@@ -137,6 +137,7 @@ impl<'a> Packed<'a> {
                         a,
                         b,
                         b_stride: width,
+                        vector_stride: family.lanes,
                         extra,
                         ahead: b,
                         upcoming: requests.current(),

@@ -128,6 +128,7 @@ impl FewRows {
                     a: a.as_ptr(),
                     b: from,
                     b_stride: b.row_stride,
+                    vector_stride: self.family.lanes,
                     extra: std::ptr::null(),
                     ahead: from,
                     upcoming: &raw mut upcoming,
