@@ -67,7 +67,7 @@ pub struct Args {
     /// The tokenizer [default: the model's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// What weights are kept in; on a card, everything else, too. A loss in bf16 needs a card
+    /// What weights are kept in; on a card, everything else, too
     #[arg(long, value_enum, default_value_t = Precision::Fp32)]
     precision: Precision,
     /// Where to run: auto, cpu, cuda, cuda:1 … or reference

@@ -433,6 +433,8 @@ impl Rule<'_> {
     fn is_copied_weight(&self, weights: Option<DType>, input: Option<usize>, of: &TensorType) -> bool {
         let is_place = match (self.kernel, input) {
             (Kernel::Op(Op::Linear { .. }) | Kernel::LinearGelu { .. }, Some(1)) => true,
+            // Gradients have masters to go to, and their programs read those.
+            (Kernel::HeadLoss(head), Some(1)) => !head.has_gradient(),
             (Kernel::Cast, None) => self.inputs[0].dtype == DType::F32,
             _ => false,
         };

@@ -6,6 +6,7 @@
 use super::{
     Context, Needs,
     gemm::{self, Matrix, Product},
+    launch::weight,
     memory::Operands,
     rows::{
         loss::{check_targets, row_grad, row_loss},
@@ -45,7 +46,7 @@ pub(super) fn head_loss(
     head: &HeadLoss,
 ) -> Result<()> {
     let simd = context.simd;
-    let (x, w, weights) = (operands.input(0), operands.input(1), operands.input(3));
+    let (x, w, weights) = (operands.input(0), weight(operands, 1), operands.input(3));
     let targets = operands.indices(2);
     let (rows, columns) = (operands.input_type(0).shape.rows(), operands.input_type(0).shape.columns());
     let vocabulary = operands.input_type(1).shape.rows();
@@ -54,8 +55,6 @@ pub(super) fn head_loss(
     let (losses, workspace) = (operands.output(0), operands.output(1));
     let mut d_x = head.d_input.then(|| operands.output(2));
     let mut d_w = head.d_weight.map(|_| operands.output(2 + usize::from(head.d_input)));
-    let w = Matrix::new(w, vocabulary, columns);
-    let w = if operands.is_frozen(1) { w.in_strips() } else { w };
 
     for first in (0..rows).step_by(head.chunk_rows) {
         let chunk = first..(first + head.chunk_rows).min(rows);

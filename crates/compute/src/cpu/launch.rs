@@ -261,13 +261,17 @@ fn run_op(context: &mut Context<'_>, op: &Op, operands: &mut Operands<'_>, add: 
 /// x·wᵀ of the first two inputs, with the third as bias.
 fn linear<'a>(operands: &Operands<'a>, bias: bool, products: DType) -> Product<'a> {
     let bias = bias.then(|| operands.input(2));
-    let of = operands.input_type(1);
+    Product { a: matrix(operands, 0), b: weight(operands, 1).transposed(), bias, add: false, products }
+}
+
+/// An input that may be a copy in bf16, and may lie in strips.
+pub(super) fn weight<'a>(operands: &Operands<'a>, index: usize) -> Matrix<'a> {
+    let of = operands.input_type(index);
     let weight = match of.dtype {
-        DType::BF16 => Matrix::of_pairs(operands.input(1), of.shape.rows(), of.shape.columns()),
-        _ => matrix(operands, 1),
+        DType::BF16 => Matrix::of_pairs(operands.input(index), of.shape.rows(), of.shape.columns()),
+        _ => matrix(operands, index),
     };
-    let weight = if operands.is_frozen(1) { weight.in_strips() } else { weight };
-    Product { a: matrix(operands, 0), b: weight.transposed(), bias, add: false, products }
+    if operands.is_frozen(index) { weight.in_strips() } else { weight }
 }
 
 /// An input as a matrix of its rows.
