@@ -225,37 +225,8 @@ impl StagedFile {
         }
     }
 
-    /// What syncs the file while it is still being written; `None` for a device or a pipe.
-    pub fn early_sync(&mut self) -> io::Result<Option<EarlySync>> {
-        let is_file = self.staged_path.is_some();
-        let WatchedFile { file, disk, path } = self.writer()?.get_ref();
-        let early = || Ok(EarlySync { file: file.try_clone()?, disk: disk.clone(), path: path.clone() });
-        is_file.then(early).transpose()
-    }
-
     fn writer(&mut self) -> io::Result<&mut BufWriter<WatchedFile>> {
         self.file.as_mut().ok_or_else(|| io::Error::other("the file was already committed"))
-    }
-}
-
-/// Syncs what has been written to a [`StagedFile`] so far, so that less is left to sync at its end.
-#[derive(Debug)]
-pub struct EarlySync {
-    file: File,
-    disk: Disk,
-    path: PathBuf,
-}
-
-impl EarlySync {
-    /// Waits until the bytes are on the disk. A failure is that of the file: the system tells it once.
-    pub fn sync(&self) -> io::Result<()> {
-        self.disk.before(Act::Sync, &self.path)?;
-        self.file.sync_data()
-    }
-
-    /// The final name of the file.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 }
 
@@ -316,20 +287,6 @@ mod tests {
         drop(staged);
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names_in(folder.path()), ["a.json"]);
-    }
-
-    #[test]
-    fn what_is_there_can_be_synced_before_the_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.json");
-        let mut staged = StagedFile::create(&path).unwrap();
-        staged.write_all(b"first ").unwrap();
-        let early = staged.early_sync().unwrap().unwrap();
-        assert_eq!(early.path(), path);
-        staged.write_all(b"last").unwrap();
-        early.sync().unwrap();
-        staged.commit().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"first last");
     }
 
     #[test]

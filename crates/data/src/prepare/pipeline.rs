@@ -8,7 +8,6 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use ironmill_text::durable::EarlySync;
 use ironmill_text::{Progress, Tokenizer};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -57,12 +56,12 @@ impl Pipeline<'_> {
         journal: &mut Journal,
         seen: Option<&mut Seen>,
     ) -> Result<DoneSection> {
-        let (closing_out, closing) = sync_channel(2);
+        let (full_out, full) = sync_channel(2);
         let reader = Mutex::new(Reader::new(self, started, seen)?);
         let turns = Turns::new(self.options.threads * BATCHES_PER_THREAD);
         let shards = thread::scope(|scope| {
-            let closer = scope.spawn(move || self.complete(started, journal, closing));
-            let writer = Mutex::new(Writer::new(self, started, closing_out));
+            let closer = scope.spawn(move || self.complete(started, journal, full));
+            let writer = Mutex::new(Writer::new(self, started, full_out));
             thread::scope(|scope| {
                 for _ in 0..self.options.threads {
                     scope.spawn(|| self.work(&reader, &turns, &writer));
@@ -147,22 +146,15 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Syncs shards and notes which are complete, while the others go on with the next.
+    /// Syncs full shards and notes that they are complete, while the others go on with the next.
     fn complete(
         &self,
         started: &Started,
         journal: &mut Journal,
-        closing: Receiver<Closing>,
+        full: Receiver<FullShard>,
     ) -> Result<[Vec<ShardRecord>; 2]> {
         let mut shards = started.shards.clone();
-        for closing in closing {
-            let FullShard { split, writer, next } = match closing {
-                Closing::Full(full) => *full,
-                Closing::Growing(early) => {
-                    early.sync().map_err(Error::write(early.path()))?;
-                    continue;
-                }
-            };
+        for FullShard { split, writer, next } in full {
             let shards = &mut shards[split as usize];
             let file = Staging::section_shard(&self.section.fingerprint, split, shards.len());
             let mut record = SplitRecord::default();
@@ -386,14 +378,6 @@ fn border(text: &str, wanted: usize) -> usize {
         .unwrap_or_else(between_characters)
 }
 
-/// What is done to shards beside the writing.
-enum Closing {
-    /// What there is of a shard is synced.
-    Growing(EarlySync),
-    /// A shard is completed.
-    Full(Box<FullShard>),
-}
-
 /// A shard that has all its tokens; without `next` its split has no more.
 struct FullShard {
     split: Split,
@@ -408,18 +392,18 @@ struct Writer<'a> {
     open: [Option<ShardWriter>; 2],
     /// How many shards of each split were begun before.
     n_begun: [usize; 2],
-    closing: SyncSender<Closing>,
+    full: SyncSender<FullShard>,
     failure: Option<Error>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(pipeline: &'a Pipeline<'a>, started: &Started, closing: SyncSender<Closing>) -> Writer<'a> {
+    fn new(pipeline: &'a Pipeline<'a>, started: &Started, full: SyncSender<FullShard>) -> Writer<'a> {
         Writer {
             pipeline,
             vocab_size: pipeline.tokenizer.vocab_size() as u64,
             open: [None, None],
             n_begun: [started.shards[0].len(), started.shards[1].len()],
-            closing,
+            full,
             failure: None,
         }
     }
@@ -473,10 +457,6 @@ impl<'a> Writer<'a> {
             let first = part.tokens.start + n_written as usize;
             tokens.write(first..first + n_now as usize, writer)?;
             n_written += n_now;
-            if let Some(early) = writer.early_sync()? {
-                // While others are being synced this can wait for the next time.
-                let _ = self.closing.try_send(Closing::Growing(early));
-            }
         }
         Ok(())
     }
@@ -504,8 +484,7 @@ impl<'a> Writer<'a> {
     fn close(&mut self, split: Split, next: Option<Cursor>) -> Result<()> {
         let Some(writer) = self.open[split as usize].take() else { return Ok(()) };
         // Who completes shards has gone only because of an error, which is told first.
-        let full = Box::new(FullShard { split, writer, next });
-        self.closing.send(Closing::Full(full)).map_err(|_| Error::Stopped)
+        self.full.send(FullShard { split, writer, next }).map_err(|_| Error::Stopped)
     }
 }
 

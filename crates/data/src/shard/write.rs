@@ -4,7 +4,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use bytemuck::NoUninit;
-use ironmill_text::durable::{Disk, EarlySync, StagedFile};
+use ironmill_text::durable::{Disk, StagedFile};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{BLOCK_BYTES, HEADER_BYTES, Header, OFFSET_BYTES, token_bytes};
@@ -27,21 +27,14 @@ pub struct ShardWriter {
 struct Written {
     path: PathBuf,
     file: StagedFile,
-    /// How many bytes nobody was asked to sync.
-    unsynced: u64,
     checksums: Vec<u64>,
     hasher: blake3::Hasher,
 }
-
-/// A shard is worth syncing before its end whenever it has grown by so many bytes: few enough to be quick when the last of them
-/// are waited for, and enough to be written at the disk's full rate.
-const EARLY_SYNC_BYTES: u64 = 16 << 20;
 
 impl Written {
     fn push(&mut self, block: &[u8]) -> Result<()> {
         self.checksums.push(xxh3_64(block));
         self.hasher.update(block);
-        self.unsynced += block.len() as u64;
         self.file.write_all(block).map_err(Error::write(&self.path))
     }
 }
@@ -78,13 +71,8 @@ impl ShardWriter {
             tokenizer_hash,
             vocab_size,
         };
-        let written = Written {
-            path: path.to_path_buf(),
-            file,
-            unsynced: 0,
-            checksums: Vec::new(),
-            hasher: blake3::Hasher::new(),
-        };
+        let written =
+            Written { path: path.to_path_buf(), file, checksums: Vec::new(), hasher: blake3::Hasher::new() };
         let block = vec![0; BLOCK_BYTES as usize].into_boxed_slice();
         Ok(ShardWriter { header, written, block, filled: 0, offsets: Vec::new() })
     }
@@ -92,16 +80,6 @@ impl ShardWriter {
     /// How many tokens have been written.
     pub fn tokens(&self) -> u64 {
         self.header.tokens
-    }
-
-    /// What syncs the bytes written so far, whenever many have come since it was given out: another thread can do that while this
-    /// one goes on, so that [`finish`](ShardWriter::finish) has little left to wait for.
-    pub(crate) fn early_sync(&mut self) -> Result<Option<EarlySync>> {
-        if self.written.unsynced < EARLY_SYNC_BYTES {
-            return Ok(None);
-        }
-        self.written.unsynced = 0;
-        self.written.file.early_sync().map_err(Error::write(&self.written.path))
     }
 
     /// Says that the next token begins a document of `raw_bytes` bytes of text.

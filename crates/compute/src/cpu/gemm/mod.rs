@@ -418,8 +418,7 @@ fn few_rows<const N: usize>(
         }
     } else {
         for_tiles(pool, [Grid::elements(&mut *packed_a, block_units)], |[tile], _| {
-            let first = tile.column / block_units * block_depth(family, k);
-            let block = first..(first + block_depth(family, k)).min(k);
+            let block = nth_block(family, k, tile.column / block_units);
             pack_rows(simd, family, &a, 0..m, block, tile.into_slice());
         });
     }
@@ -632,6 +631,12 @@ fn block_depth(family: Family, k: usize) -> usize {
 
 fn blocks(family: Family, k: usize) -> impl Iterator<Item = Range<usize>> {
     cut(0..k, block_depth(family, k))
+}
+
+/// The block with this number.
+fn nth_block(family: Family, k: usize, index: usize) -> Range<usize> {
+    let depth = block_depth(family, k);
+    (index * depth).min(k)..((index + 1) * depth).min(k)
 }
 
 /// A range in pieces of at most `length`.

@@ -13,6 +13,7 @@ use std::ops::Range;
 use super::{
     Product, block_depth, blocks,
     micro::{Family, Form, Panels, Target, Upcoming},
+    nth_block,
     pack::{Lines, pack},
     row_panels,
     stream::STRIP,
@@ -163,12 +164,6 @@ pub(super) fn multiply<const N: usize>(
         }
         then(&mut tiles, start);
     });
-}
-
-/// The block of a sum with this number.
-fn nth_block(family: Family, k: usize, index: usize) -> Range<usize> {
-    let depth = block_depth(family, k);
-    (index * depth).min(k)..((index + 1) * depth).min(k)
 }
 
 /// Strips side by side, over a block of the sum.
