@@ -265,10 +265,10 @@ __device__ __forceinline__ void write_pack(const Kept<W>& d_y, const Kept<W>& x,
     d_y.get(d);
     x.get(normal);
     other.get(before);
-    const float slope = rstd * mean_product;
+    const float slope = rstd * mean_product, offset = fmaf(-mean, slope, mean_scaled);
 #pragma unroll
     for (int e = 0; e < W; e++) {
-        const float rest = fmaf(normal[e] - mean, slope, mean_scaled);
+        const float rest = fmaf(normal[e], slope, offset);
         d[e] = fmaf(rstd, fmaf(d[e], gains[e], -rest), before[e]);
     }
     Kept<W> stored;
@@ -420,10 +420,32 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
 }
 #else
 // A long row has a whole block, and a thread as few columns of it as possible: the fewer sums it keeps, the more threads wait
-// for memory. AHEAD, two rows are worked on at a time, for one barrier, while the next two are copied into shared memory.
+// for memory. AHEAD, two rows are worked on at a time, for one barrier, while the next two are copied into shared memory. What
+// is not arithmetic is kept short: it is what the threads would otherwise be busy with.
 constexpr int AT_ONCE = AHEAD ? 2 : 1, WARPS = TEAM / 32;
 
-// A thread's part of the rows of d_y, x and other, AT_ONCE of them after another.
+// Numbers that are summed over a row, for as many rows as are worked on at a time.
+constexpr int TOTALS = 2 * AT_ONCE;
+struct alignas(4 * TOTALS) Totals { float of[TOTALS]; };
+
+// The sum over a warp of one of these numbers: lane l has that of number l / (32 / TOTALS). Each gives half of what it has to
+// another lane and keeps the other half, until one number is left.
+__device__ __forceinline__ float sum_totals(Totals own, u32 lane) {
+    u32 distance = 16;
+#pragma unroll
+    for (int half = TOTALS / 2; half > 0; half /= 2, distance /= 2) {
+        const bool is_upper = lane & distance;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const float lower = own.of[i], upper = own.of[i + half], given = is_upper ? lower : upper;
+            own.of[i] = (is_upper ? upper : lower) + __shfl_xor_sync(0xffffffffu, given, distance);
+        }
+    }
+    for (; distance > 0; distance /= 2) own.of[0] += __shfl_xor_sync(0xffffffffu, own.of[0], distance);
+    return own.of[0];
+}
+
+// A thread's part of the rows of d_y, x and other, AT_ONCE of them after another; `at` is where its part of the first begins.
 struct RowsInTurn {
     const real* from[3];
     u64 rows;
@@ -435,31 +457,28 @@ struct RowsInTurn {
     __device__ __forceinline__ uint4* place(u32 turn, int r, int part) const {
         return kept + ((turn * AT_ONCE + r) * 3 + part) * TEAM + threadIdx.x;
     }
-    __device__ __forceinline__ void ask(u64 first, u32 turn) {
+    __device__ __forceinline__ void ask(u64 first, u64 at, u32 turn) {
         if constexpr (AHEAD) {
-            const u32 column = threadIdx.x * W;
 #pragma unroll
             for (int r = 0; r < AT_ONCE; r++) {
-                if (first + r >= rows || column >= columns) continue;
-                const u64 at = (first + r) * columns + column;
+                if (first + r >= rows || threadIdx.x * W >= columns) continue;
 #pragma unroll
-                for (int part = 0; part < 3; part++) copy_ahead(place(turn, r, part), from[part] + at);
+                for (int part = 0; part < 3; part++) copy_ahead(place(turn, r, part), from[part] + at + r * columns);
             }
             end_group();
         }
     }
-    // Rows `first`.. are there; the next ones are asked for.
-    __device__ __forceinline__ void take(u64 first, u64 step, u32 turn) {
+    // Rows `first`.. are there; those a step further are asked for.
+    __device__ __forceinline__ void take(u64 first, u64 at, u64 step, u32 turn) {
         if constexpr (AHEAD) {
-            ask(first + step, turn ^ 1);
+            ask(first + step, at + step * columns, turn ^ 1);
             wait_for_all_but<1>();
         } else {
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
-                const u32 column = (k * TEAM + threadIdx.x) * W;
-                if (first >= rows || column >= columns) continue;
+                if (first >= rows || (k * TEAM + threadIdx.x) * W >= columns) continue;
 #pragma unroll
-                for (int part = 0; part < 3; part++) packs[part][k].load(from[part] + first * columns + column);
+                for (int part = 0; part < 3; part++) packs[part][k].load(from[part] + at + k * TEAM * W);
             }
         }
     }
@@ -479,8 +498,8 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
                                            real* __restrict__ d_x, float* __restrict__ partials, u64 rows,
                                            u32 columns) {
     extern __shared__ uint4 shared[];
-    // Of every warp the two sums of a row, in one of two places in turn: a warp that is ahead writes into the other one.
-    __shared__ float2 warps[2][AT_ONCE][WARPS];
+    // Of every warp the sums of its part of the rows, in one of two places in turn: a warp that is ahead writes into the other one.
+    __shared__ Totals warps[2][WARPS];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float share = 1.0f / (float)columns;
     float sums[SUMS][PACKS][W] = {};
@@ -490,10 +509,10 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
         const u32 column = (k * TEAM + threadIdx.x) * W;
         if (column < columns) load(gain + column, gains[k]);
     }
-    const u64 step = (u64)gridDim.x * AT_ONCE;
-    u64 first = (u64)blockIdx.x * AT_ONCE;
+    const u64 step = (u64)gridDim.x * AT_ONCE, stride = step * columns;
+    u64 first = (u64)blockIdx.x * AT_ONCE, at = first * columns + threadIdx.x * W;
     RowsInTurn in{{d_y, x, other}, rows, columns, shared};
-    in.ask(first, 0);
+    in.ask(first, at, 0);
     // Statistics are asked for ahead, too.
     float mean[AT_ONCE], rstd[AT_ONCE];
     const auto know = [&](u64 first) {
@@ -504,21 +523,20 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
         }
     };
     know(first);
-    for (u32 turn = 0; first < rows; first += step, turn ^= 1) {
-        in.take(first, step, turn);
+    for (u32 turn = 0; first < rows; first += step, at += stride, turn ^= 1) {
+        in.take(first, at, step, turn);
+        Totals own = {};
 #pragma unroll
         for (int r = 0; r < AT_ONCE; r++) {
-            float scaled = 0.0f, product = 0.0f;
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
                 if (first + r >= rows || (k * TEAM + threadIdx.x) * W >= columns) continue;
-                sum_pack(in.get(turn, r, 0, k), in.get(turn, r, 1, k), gains[k], mean[r], rstd[r], k, sums, scaled,
-                         product);
+                sum_pack(in.get(turn, r, 0, k), in.get(turn, r, 1, k), gains[k], mean[r], rstd[r], k, sums,
+                         own.of[2 * r], own.of[2 * r + 1]);
             }
-            scaled = warp_sum(scaled);
-            product = warp_sum(product);
-            if (lane == 0) warps[turn][r][warp] = make_float2(scaled, product);
         }
+        const float total = sum_totals(own, lane);
+        if (lane % (32 / TOTALS) == 0) warps[turn][warp].of[lane / (32 / TOTALS)] = total;
         float own_mean[AT_ONCE], own_rstd[AT_ONCE];
 #pragma unroll
         for (int r = 0; r < AT_ONCE; r++) {
@@ -527,21 +545,21 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
         }
         know(first + step);
         __syncthreads();
+        Totals all = {};
+#pragma unroll 8
+        for (int w = 0; w < WARPS; w++) {
+            const Totals part = warps[turn][w];
+#pragma unroll
+            for (int i = 0; i < TOTALS; i++) all.of[i] += part.of[i];
+        }
 #pragma unroll
         for (int r = 0; r < AT_ONCE; r++) {
-            float scaled = 0.0f, product = 0.0f;
-#pragma unroll 8
-            for (int w = 0; w < WARPS; w++) {
-                scaled += warps[turn][r][w].x;
-                product += warps[turn][r][w].y;
-            }
-            const float mean_scaled = CENTRES ? scaled * share : 0.0f, mean_product = product * share;
+            const float mean_scaled = CENTRES ? all.of[2 * r] * share : 0.0f, mean_product = all.of[2 * r + 1] * share;
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
-                const u32 column = (k * TEAM + threadIdx.x) * W;
-                if (first + r >= rows || column >= columns) continue;
+                if (first + r >= rows || (k * TEAM + threadIdx.x) * W >= columns) continue;
                 write_pack(in.get(turn, r, 0, k), in.get(turn, r, 1, k), in.get(turn, r, 2, k), gains[k], own_mean[r],
-                           own_rstd[r], mean_scaled, mean_product, d_x + (first + r) * columns + column, k, sums);
+                           own_rstd[r], mean_scaled, mean_product, d_x + at + r * columns + k * TEAM * W, k, sums);
             }
         }
     }
@@ -551,10 +569,7 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const u32 column = (k * TEAM + threadIdx.x) * W;
-#pragma unroll
-            for (int e = 0; e < W; e++) {
-                if (column < columns) to[s * columns + column + e] = sums[s][k][e];
-            }
+            if (column < columns) store<W>(to + s * columns + column, sums[s][k]);
         }
     }
 }

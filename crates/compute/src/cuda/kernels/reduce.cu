@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     const u64 stride = (u64)gridDim.y * columns;
     float sum = 0.0f;
     if (column < columns) {
-#pragma unroll 4
+#pragma unroll 16
         for (u32 chunk = warp; chunk < chunks; chunk += 32) sum += from[chunk * stride];
     }
     sums[warp][lane] = sum;
