@@ -255,7 +255,10 @@ impl From<ironmill_compute::Error> for Failure {
         use ironmill_compute::Error;
         let code = match error {
             Error::OutOfMemory { .. } => Code::OutOfMemory,
-            Error::Unsupported { .. } | Error::LibraryMissing { .. } | Error::Cuda { .. } => Code::NoDevice,
+            Error::Unsupported { .. }
+            | Error::NoInt8 { .. }
+            | Error::LibraryMissing { .. }
+            | Error::Cuda { .. } => Code::NoDevice,
             Error::IndexOutOfRange { .. } => Code::BadData,
             Error::Shape { .. } => Code::BadConfig,
             Error::Threads(_) => Code::Failed,

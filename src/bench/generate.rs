@@ -8,8 +8,9 @@ use super::{Precision, Settings, Spread, cpu};
 use crate::failure::Result;
 use crate::show::Show;
 use crate::show::numbers::{bytes, grouped};
-use crate::stages::{cuda, model};
-use ironmill_compute::{Cuda, Device};
+use crate::stages::cuda;
+use crate::stages::model::{self, Weights};
+use ironmill_compute::{Cuda, Device, int8};
 use ironmill_model::{Engine, Generator, GeneratorOptions, Model, ModelConfig, Request, Sampling};
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -27,6 +28,8 @@ pub struct Plan {
     pub tokens: usize,
     /// Tokens are drawn from so many of the likeliest; 0 takes the likeliest.
     pub top_k: usize,
+    /// What weights are kept in, where the precision does not say it.
+    pub weights: Option<Weights>,
     /// Times that all of it is done; the median counts.
     pub rounds: usize,
 }
@@ -73,7 +76,11 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
             let machine = Machine {
                 line: limits.line(),
                 json: limits.to_json(),
-                flops_per_s: settings.precision.flops_per_s(&limits),
+                // Pairs of sixteen bits are multiplied as fast as those of bf16.
+                flops_per_s: match plan.weights {
+                    Some(Weights::Int8) => Precision::Bf16.flops_per_s(&limits),
+                    None => settings.precision.flops_per_s(&limits),
+                },
                 read_bytes_per_s: limits.peak.read_bytes_per_s,
             };
             (machine, Box::new(device))
@@ -90,15 +97,22 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
         Precision::Fp32 => model::Precision::Fp32,
         Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => model::Precision::Bf16,
     };
+    let (keep, name, bits) = match plan.weights {
+        Some(weights) => (weights.keep(device_name)?, "int8", 8.0 + 32.0 / int8::GROUP as f64),
+        None => {
+            let bits = 8.0 * settings.precision.stored().bytes() as f64;
+            (precision.keep(device_name), settings.precision.name(), bits)
+        }
+    };
     let parameters = model.layout().count();
-    let mut engine = Engine::keeping(device, model, &values, precision.keep(device_name))?;
+    let mut engine = Engine::keeping(device, model, &values, keep)?;
     drop(values);
-    let work = Work::new(&config, settings.precision.stored().bytes(), cuda::ordinal(device_name).is_some());
+    let work = Work::new(&config, bits / 8.0, cuda::ordinal(device_name).is_some());
     let what = format!(
         "{}, {} parameters in {}, {} of weights a step; prompt {}, {} new tokens",
         config.architecture.name(),
         grouped(parameters as u64),
-        settings.precision.name(),
+        name,
         bytes(work.weight_bytes as u64),
         plan.prompt,
         plan.tokens
@@ -106,7 +120,7 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
     let object = json!({
         "kind": "model",
         "parameters": parameters,
-        "precision": settings.precision.name(),
+        "precision": name,
         "weight_bytes": work.weight_bytes,
         "prompt": plan.prompt,
         "tokens": plan.tokens,
@@ -131,14 +145,14 @@ struct Work {
 }
 
 impl Work {
-    fn new(config: &ModelConfig, weight_bytes: usize, is_card: bool) -> Work {
+    fn new(config: &ModelConfig, weight_bytes: f64, is_card: bool) -> Work {
         let head = config.vocab_size * config.width;
         let weights = config.product_parameters();
         let cache = 2 * config.layers * config.kv_heads * config.head_dim;
         Work {
-            weight_bytes: (weights * weight_bytes) as f64,
+            weight_bytes: weights as f64 * weight_bytes,
             // A processor keeps them in f32.
-            cache_bytes: (cache * if is_card { weight_bytes } else { 4 }) as f64,
+            cache_bytes: cache as f64 * if is_card { weight_bytes } else { 4.0 },
             prefill_flops: 2.0 * (weights - head) as f64,
         }
     }

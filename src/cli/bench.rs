@@ -5,6 +5,7 @@ use crate::bench::step::{Plan, Sizes};
 use crate::bench::{Precision, Settings, generate, loader, ops, step, tokenizer};
 use crate::failure::{Code, Failure, Result};
 use crate::stages::cuda;
+use crate::stages::model::Weights;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -48,6 +49,7 @@ token. tools/peers_generate.py runs llama2.c and PyTorch beside it.
 Examples:
   ironmill bench generate --threads 2
   ironmill bench generate --model llama:12x12x768 --vocab 32000 --precision bf16 --batch 1,4,16
+  ironmill bench generate --model llama:12x12x768 --vocab 32000 --weights int8 --batch 1,4,16
   ironmill bench generate --device cuda --precision bf16 --model gpt2 --prompt 32 --tokens 256 --batch 1,64")]
     Generate(GenerateArgs),
     /// Training a tokenizer and encoding with it: reading, scanning, counting, learning, encoding, decoding
@@ -158,6 +160,9 @@ pub struct GenerateArgs {
     /// Draw from so many of the likeliest tokens; 0 takes the likeliest
     #[arg(long, default_value_t = 50, value_name = "K")]
     top_k: usize,
+    /// Keep weights in eight bits, on a processor
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "precision")]
+    weights: Option<Weights>,
     /// Times that each measurement is taken
     #[arg(long, default_value = "3", value_name = "N")]
     rounds: NonZeroUsize,
@@ -249,6 +254,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
                 prompt: args.prompt.get(),
                 tokens: args.tokens as usize,
                 top_k: args.top_k,
+                weights: args.weights,
                 rounds: args.rounds.get(),
             };
             generate::run(&context.show, &args.common.device, &plan, settings)

@@ -5,7 +5,7 @@ use crate::chat::{Conversation, Speech, Templates, read_file};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::grouped;
 use crate::stages::chatting::{Answer, Settings, Speaker};
-use crate::stages::model;
+use crate::stages::model::{self, Storage};
 use crate::stages::sampling::check_can_write;
 use serde_json::{Value, json};
 use signal_hook::consts::SIGINT;
@@ -65,6 +65,8 @@ pub struct Args {
     /// The tokenizer [default: the model's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    storage: Storage,
     /// Where to run: auto, cpu, cuda, cuda:1 … or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -94,7 +96,7 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
     // Whether there is a template is known before the weights are read.
     let template = args.template(&templates)?;
     let (tokenizer, file) = found.tokenizer(args.tokenizer.as_deref())?;
-    let engine = found.engine(&args.device, context.threads)?;
+    let engine = found.engine_in(args.storage, &args.device, context.threads)?;
     check_can_write(&engine, &args.model)?;
     found.check_vocabulary(&engine, &tokenizer, &file)?;
     let speech = Speech { template: &template, special: templates.special(), tokenizer: &tokenizer };

@@ -7,7 +7,7 @@ use super::{Context, parse_count};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::grouped;
 use crate::stages::corpus::check_match;
-use crate::stages::model::{self, Precision};
+use crate::stages::model::{self, Storage};
 use clap::ValueEnum;
 use ironmill_data::{Dataset, Split};
 use ironmill_model::{EvaluationSet, Objective};
@@ -67,9 +67,8 @@ pub struct Args {
     /// The tokenizer [default: the model's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// What weights are kept in; on a card, everything else, too
-    #[arg(long, value_enum, default_value_t = Precision::Fp32)]
-    precision: Precision,
+    #[command(flatten)]
+    storage: Storage,
     /// Where to run: auto, cpu, cuda, cuda:1 … or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -126,7 +125,7 @@ pub fn run(context: &Context, args: &Args) -> Result<()> {
     if stream.is_empty() {
         return Err(ironmill_data::Error::EmptySplit { split: split.name().into() }.into());
     }
-    let mut engine = found.engine_cut_to(args.context, args.precision, &args.device, context.threads)?;
+    let mut engine = found.engine_cut_to(args.context, args.storage, &args.device, context.threads)?;
     found.check_vocabulary(&engine, &tokenizer, &file)?;
     let objective = model::objective_of(engine.model().config().architecture, &tokenizer)?;
     // A run is measured as it was trained: prepared tokens and nothing else. Other models are used to what their makers put

@@ -5,7 +5,7 @@ use crate::config::{Config, SampleConfig, Typed};
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::{counted, grouped};
 use crate::stages::interchange::end_ids;
-use crate::stages::model::{self, Precision};
+use crate::stages::model::{self, Storage};
 use crate::stages::quality::Quality;
 use crate::stages::sampling::{Completion, Settings, check_can_write, complete};
 use ironmill_model::{Finish, Sampling};
@@ -25,7 +25,8 @@ Examples:
   ironmill sample runs/quickstart --prompt 'Once there was a fox' --temperature 0.5
   ironmill sample runs/quickstart --prompt @begin.txt -n 3 --max-tokens 400 --seed 7
   echo 'The lantern' | ironmill sample runs/quickstart --prompt - --stop '. ' --top-p 0.9
-  ironmill sample runs/quickstart --json --log-probabilities 3 --quality")]
+  ironmill sample runs/quickstart --json --log-probabilities 3 --quality
+  ironmill sample smollm2 --prompt 'The capital of France is' --weights int8")]
 pub struct Args {
     /// A run folder, a checkpoint or a Hugging Face folder
     #[arg(value_name = "RUN|MODEL")]
@@ -82,9 +83,8 @@ pub struct Args {
     /// The tokenizer [default: the model's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// What weights are kept in; on a card, everything else, too
-    #[arg(long, value_enum, default_value_t = Precision::Fp32)]
-    precision: Precision,
+    #[command(flatten)]
+    storage: Storage,
     /// Where to run: auto, cpu, cuda, cuda:1 … or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -94,7 +94,7 @@ pub struct Args {
 pub fn run(context: &Context, args: &Args) -> Result<()> {
     context.refuse_overrides("sample")?;
     let found = model::find(&args.model, &context.show)?;
-    let mut engine = found.engine_in(args.precision, &args.device, context.threads)?;
+    let mut engine = found.engine_in(args.storage, &args.device, context.threads)?;
     check_can_write(&engine, &args.model)?;
     let config = args.config(found.config()?)?;
     let mut settings = args.settings(&config)?;
@@ -188,6 +188,7 @@ impl Args {
             "ids": made.ids,
             "prompt_tokens": made.prompt_tokens,
             "finish": finish_name(made.finish),
+            "weights": self.storage.name(),
             "first_token_s": made.first_token_s,
             "seconds": made.seconds,
             "dropped_tokens": made.refills.iter().map(|refill| refill.dropped).sum::<usize>(),

@@ -74,7 +74,8 @@ fn every_flag_of_eval_changes_something() {
     // What is about questions is tried in `ask_a_model`.
     let questions =
         ["--choices", "--answers", "--examples", "--chat", "--template", "--max-tokens", "--details"];
-    let flags = ["--data", "--split", "--tokens", "--context", "--rows", "--tokenizer", "--device"];
+    let flags =
+        ["--data", "--split", "--tokens", "--context", "--rows", "--tokenizer", "--weights", "--device"];
     // What is about a text is tried in `bring_a_model`.
     let of_text = ["--text", "--logits", "--precision"];
     check_complete(&desk, "eval", &[&flags[..], &questions, &of_text].concat());
@@ -87,6 +88,14 @@ fn every_flag_of_eval_changes_something() {
         let other = loss(&desk, &[&["eval", "run"], &extra[..]].concat());
         assert!((plain - other).abs() < 1e-4, "{extra:?}: {plain} and {other}");
     }
+    // Weights of eight bits cost little, and what the oracle says that they do.
+    let int8 = ["eval", "run", "--weights", "int8"];
+    let [light, twin] =
+        ["cpu", "reference"].map(|device| loss(&desk, &[&int8[..], &["--device", device]].concat()));
+    assert!(light != plain && (light - plain).abs() < 0.01, "{light} in int8, {plain}");
+    assert!((light - twin).abs() < 5e-4, "{light} on a processor, {twin} by the reference");
+    desk.fails(2, &[&int8[..], &["--precision", "bf16"]].concat(), &["--weights", "--precision"]);
+    desk.fails(2, &[&int8[..], &["--device", "cuda"]].concat(), &["is for processors", "--device cpu"]);
     desk.fails(69, &["eval", "run", "--device", "none"], &["there is no device \"none\""]);
     desk.fails(2, &["eval", "run", "--rows", "0"], &["--rows"]);
     let prepare =
@@ -118,7 +127,7 @@ fn every_flag_of_sample_changes_something() {
         ("--seed", "8"),
         ("--tokenizer", "other.json"),
     ];
-    let others = ["--device", "--min-tokens", "--log-probabilities", "--quality", "--precision"];
+    let others = ["--device", "--min-tokens", "--log-probabilities", "--quality", "--precision", "--weights"];
     let names: Vec<&str> = tested.iter().map(|row| row.0).chain(others).collect();
     check_complete(&desk, "sample", &names);
     // Another tokenizer of the same size reads the same ids as other text.
@@ -137,7 +146,12 @@ fn every_flag_of_sample_changes_something() {
     let of = |extra: &[&str]| object(&[&probabilities[..], extra].concat())["log_probabilities"].clone();
     assert_eq!(of(&[])["likeliest"][0].as_array().unwrap().len(), 2);
     assert!(object(&[])["log_probabilities"].is_null());
-    assert_ne!(of(&[]), of(&["--precision", "bf16"]));
+    for (extra, weights) in
+        [(&[][..], "fp32"), (&["--precision", "bf16"], "bf16"), (&["--weights", "int8"], "int8")]
+    {
+        assert_eq!(object(extra)["weights"], weights);
+        assert_eq!(of(&[]) == of(extra), extra.is_empty(), "{weights}");
+    }
     assert!(object(&["--quality"])["quality"]["distinct"][0].as_f64().unwrap() > 0.0);
     // The end of the text, as soon as it may come.
     let tokenizer: Value = serde_json::from_slice(&desk.read("run/tokenizer.json")).unwrap();

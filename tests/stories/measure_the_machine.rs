@@ -60,13 +60,14 @@ fn the_stages_of_a_measured_step_add_up_to_it() {
 #[test]
 fn generation_is_measured_for_every_batch_against_reading_and_arithmetic() {
     let desk = Desk::new();
-    for precision in ["fp32", "bf16"] {
+    for (flag, name) in [("--precision", "fp32"), ("--precision", "bf16"), ("--weights", "int8")] {
         let tiny =
             ["bench", "generate", "--quick", "--model", "llama:2x2x32", "--vocab", "50", "--prompt", "5"];
-        let more = ["--tokens", "4", "--batch", "1,3", "--rounds", "1", "--precision", precision, "--json"];
+        let more = ["--tokens", "4", "--batch", "1,3", "--rounds", "1", flag, name, "--json"];
         let lines = lines(&desk.ok(&[&tiny[..], &more].concat()));
         let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["limits", "model", "generate", "generate"]);
+        assert_eq!(lines[1]["precision"], name);
         for (line, batch) in lines[2..].iter().zip([1, 3]) {
             assert_eq!(line["batch"], batch);
             for figure in ["prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s", "read_share"] {

@@ -74,6 +74,15 @@ impl HostData<'_> {
     }
 }
 
+/// How a matrix that is never written again is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frozen {
+    /// Every number as it was written.
+    Exact,
+    /// In eight bits, as [`int8`](crate::int8) says: a matrix of f32 whose every number moves by up to half a scale.
+    Int8,
+}
+
 /// A backend: the only thing that knows where numbers live and how they are computed.
 pub trait Device: Send {
     /// The backend's short name.
@@ -95,11 +104,16 @@ pub trait Device: Send {
     fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()>;
 
     /// Says that a matrix, whose rows products multiply with rows of the same length, is never written again. A device may then
-    /// keep it in another order, in which they read it faster: what is bound from now on finds it so, a download gives it as it
-    /// was uploaded, and writing is refused. Sequences that were bound before and name it can no longer be run.
-    fn freeze(&mut self, matrix: &View) -> Result<()> {
+    /// keep it in another order, in which they read it faster: what is bound from now on finds it so, a download gives its
+    /// numbers, and writing is refused. Sequences that were bound before and name it can no longer be run.
+    ///
+    /// In eight bits, a device that has such products rounds its numbers first; a matrix of a few lines may stay as it is.
+    fn freeze(&mut self, matrix: &View, how: Frozen) -> Result<()> {
         let _ = matrix;
-        Ok(())
+        match how {
+            Frozen::Exact => Ok(()),
+            Frozen::Int8 => Err(Error::NoInt8 { device: self.name() }),
+        }
     }
 
     /// Reads all elements of a view as single precision.

@@ -23,6 +23,14 @@ pub enum Error {
         /// The element type that is missing.
         dtype: DType,
     },
+    /// A backend has no products with weights of eight bits.
+    #[error(
+        "the {device} backend keeps no weights in int8; keep them as they are stored, or use a processor"
+    )]
+    NoInt8 {
+        /// The backend.
+        device: &'static str,
+    },
     /// An id points outside the table that it indexes.
     #[error(
         "{op}: id {index} is outside the {rows} there are; the data and the model have different vocabularies: prepare again or change the model"

@@ -35,6 +35,7 @@ pub mod cuda;
 pub mod device;
 mod draw;
 mod error;
+pub mod int8;
 pub mod kernel;
 pub mod op;
 pub mod philox;
@@ -44,7 +45,7 @@ mod tensor;
 
 pub use cpu::Cpu;
 pub use cuda::{AttentionBy, Cuda, CudaOptions};
-pub use device::{BufferId, Device, HostData, Launch, ReadId, SequenceId, View};
+pub use device::{BufferId, Device, Frozen, HostData, Launch, ReadId, SequenceId, View};
 pub use draw::{Draw, Penalties};
 pub use error::{Error, Result};
 pub use kernel::{

@@ -3,7 +3,8 @@
 use std::{ops::Range, time::Duration};
 
 use ironmill_compute::{
-    BufferId, DType, Device, HostData, Kernel, Launch, Op, ReadId, SequenceId, Shape, TensorType, View,
+    BufferId, DType, Device, Frozen, HostData, Kernel, Launch, Op, ReadId, SequenceId, Shape, TensorType,
+    View,
     kernel::{PROCESSOR_LOGITS, Work},
 };
 
@@ -159,9 +160,9 @@ impl Runtime {
     }
 
     /// Says that the weights of a program's products are never written again, so that the device may keep them as products read
-    /// them best. Weights that are rounded on their way to be multiplied stay as they are. Programs that were compiled before and
-    /// name them must be forgotten.
-    pub fn freeze_weights(&mut self, mut graph: Graph, passes: &Passes) -> Result<()> {
+    /// them best, or in eight bits if that is asked for. Weights that are rounded on their way to be multiplied stay as they are.
+    /// Programs that were compiled before and name them must be forgotten.
+    pub fn freeze_weights(&mut self, mut graph: Graph, passes: &Passes, how: Frozen) -> Result<()> {
         precision::apply(&mut graph, passes.precision)?;
         for node in &graph.nodes {
             let Kernel::Op(Op::Linear { products, .. }) = node.kernel else { continue };
@@ -170,7 +171,7 @@ impl Runtime {
                 && info.of.dtype == products
             {
                 let view = self.view_in_state(state, offset, info.of);
-                self.device.freeze(&view)?;
+                self.device.freeze(&view, how)?;
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ironmill_compute::{DType, Device, HostData, IGNORED, LossShape};
+use ironmill_compute::{DType, Device, Frozen, HostData, IGNORED, LossShape};
 use ironmill_data::TokenStream;
 use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, States, Tensor, refresh_program};
 
@@ -42,6 +42,15 @@ pub enum Keep {
     Everything(DType),
     /// Weights of products in this type, which is what decoding reads; all else in f32.
     Weights(DType),
+    /// Weights of products in [eight bits](ironmill_compute::int8), where the device has such products; all else in f32.
+    Int8,
+}
+
+impl Keep {
+    /// How parameters that are multiplied lie on a device that does not train them.
+    fn frozen(self) -> Frozen {
+        if self == Keep::Int8 { Frozen::Int8 } else { Frozen::Exact }
+    }
 }
 
 /// What an evaluation found.
@@ -86,7 +95,7 @@ impl Engine {
         let buffers = Self::declare(&mut states, &model, keep);
         let runtime = Runtime::new(device, &states)?;
         let mut engine = Self::with_runtime(runtime, model, buffers, values)?;
-        engine.freeze()?;
+        engine.freeze(keep.frozen())?;
         Ok(engine)
     }
 
@@ -105,12 +114,12 @@ impl Engine {
         })?;
         let mut engine = Self::around(runtime, stored.into_model(), buffers)?;
         engine.refresh_copy()?;
-        engine.freeze()?;
+        engine.freeze(keep.frozen())?;
         Ok(engine)
     }
 
     /// From now on parameters are only read, so the device may keep those that are multiplied as products read them best.
-    fn freeze(&mut self) -> Result<()> {
+    fn freeze(&mut self, how: Frozen) -> Result<()> {
         let mut g = Graph::new();
         let dims = [1, 1];
         let (ids, positions) = (g.input("ids", &dims, DType::U32), g.input("positions", &dims, DType::U32));
@@ -119,7 +128,7 @@ impl Engine {
         if self.model.config().has_head {
             self.model.logits(&mut g, self.shown, hidden)?;
         }
-        self.runtime.freeze_weights(g, &self.shown.passes(&Passes::ALL))?;
+        self.runtime.freeze_weights(g, &self.shown.passes(&Passes::ALL), how)?;
         if let Some(refresh) = self.refresh.take() {
             self.runtime.forget(refresh);
         }
@@ -132,6 +141,7 @@ impl Engine {
         let (dtype, activations) = match keep {
             Keep::Everything(dtype) => (dtype, true),
             Keep::Weights(dtype) => (dtype, false),
+            Keep::Int8 => (DType::F32, false),
         };
         Buffers {
             parameters: states.declare("parameters", DType::F32, len),

@@ -83,7 +83,7 @@ fn ask(
         None if args.scores.chat => Some(templates.choose(asked, &args.model)?.to_owned()),
         None => None,
     };
-    let engine = found.engine_in(args.precision, &args.device, context.threads)?;
+    let engine = found.engine_in(args.storage, &args.device, context.threads)?;
     check_can_write(&engine, &args.model)?;
     found.check_vocabulary(&engine, tokenizer, file)?;
     Ok(Asked { engine, templates, template })

@@ -27,7 +27,7 @@ pub fn run(
         None => text.to_owned(),
     };
     let ids = encode(tokenizer, &text)?;
-    let mut engine = found.engine_in(args.precision, &args.device, context.threads)?;
+    let mut engine = found.engine_in(args.storage, &args.device, context.threads)?;
     check_can_write(&engine, &args.model)?;
     found.check_vocabulary(&engine, tokenizer, file)?;
     let longest = engine.model().config().context;

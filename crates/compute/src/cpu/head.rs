@@ -16,20 +16,16 @@ use super::{
     simd::Simd,
     vector,
 };
-use crate::{error::Result, kernel::HeadLoss, tensor::Shape};
+use crate::{device::Frozen, error::Result, kernel::HeadLoss, tensor::Shape};
 
 /// The most that any product of any chunk takes.
-pub(super) fn needs(simd: Simd, head: &HeadLoss, x: Shape, w: Shape, is_frozen: bool) -> Needs {
+pub(super) fn needs(simd: Simd, head: &HeadLoss, x: Shape, w: Shape, frozen: Option<Frozen>) -> Needs {
     let (rows, columns, vocabulary) = (x.rows(), x.columns(), w.rows());
     let mut needs = Needs::default();
     // The last chunk may be shorter.
     for chunk in [head.chunk_rows.min(rows), rows % head.chunk_rows] {
-        if is_frozen {
-            needs.include(gemm::strips::needs(simd, head.products, [chunk, vocabulary, columns]));
-            continue;
-        }
+        needs.include(gemm::needs_of(simd, head.products, [chunk, vocabulary, columns], frozen));
         let mut include = |sizes| needs.include(gemm::needs(simd, head.products, sizes));
-        include([chunk, vocabulary, columns]);
         if head.d_input {
             include([chunk, columns, vocabulary]);
         }

@@ -37,11 +37,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
     let input = |index: usize| -> Shape { launch.inputs[index].of.shape };
     let linear = |products: DType| {
         let sizes = [input(0).rows(), input(1).rows(), input(1).columns()];
-        if operation.is_frozen(1) {
-            gemm::strips::needs(simd, products, sizes)
-        } else {
-            gemm::needs(simd, products, sizes)
-        }
+        gemm::needs_of(simd, products, sizes, operation.frozen(1))
     };
     match &launch.kernel {
         Kernel::Op(op) | Kernel::OpInto { op, .. } => match op {
@@ -78,7 +74,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         Kernel::CachedAttention(of) => {
             attention::needs(simd, Sizes::beside_cache(of, input(0), launch.outputs[2].of.shape))
         }
-        Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1), operation.is_frozen(1)),
+        Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1), operation.frozen(1)),
         // A place for every id.
         Kernel::Draw(_) => Needs { scratch: input(0).columns(), ..Needs::default() },
         Kernel::GlobalNorm => {
@@ -264,14 +260,14 @@ fn linear<'a>(operands: &Operands<'a>, bias: bool, products: DType) -> Product<'
     Product { a: matrix(operands, 0), b: weight(operands, 1).transposed(), bias, add: false, products }
 }
 
-/// An input that may be a copy in bf16, and may lie in strips.
+/// An input that may be a copy in bf16, and may be frozen.
 pub(super) fn weight<'a>(operands: &Operands<'a>, index: usize) -> Matrix<'a> {
     let of = operands.input_type(index);
     let weight = match of.dtype {
         DType::BF16 => Matrix::of_pairs(operands.input(index), of.shape.rows(), of.shape.columns()),
         _ => matrix(operands, index),
     };
-    if operands.is_frozen(index) { weight.in_strips() } else { weight }
+    weight.laid_out(operands.frozen(index))
 }
 
 /// An input as a matrix of its rows.

@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{
     check,
-    device::{BufferId, Launch, View},
+    device::{BufferId, Frozen, Launch, View},
     error::{Error, Result},
     tensor::{DType, TensorType},
 };
@@ -59,6 +59,23 @@ fn ask_for_large_pages(start: *mut u8, bytes: usize) {
 #[cfg(not(target_os = "linux"))]
 fn ask_for_large_pages(_: *mut u8, _: usize) {}
 
+/// Gives the whole large pages inside some memory back to the system. They read as zeros afterwards, and pages that are in use stay
+/// large.
+#[cfg(target_os = "linux")]
+fn give_back(start: *mut u8, bytes: usize) {
+    let skipped = start.align_offset(LARGE_PAGE);
+    let whole = bytes.saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
+    if whole > 0 {
+        let advice = rustix::mm::Advice::LinuxDontNeed;
+        // SAFETY: the range lies inside memory that the caller owns alone and whose content it no longer needs. A system that does
+        // not take the advice keeps the pages.
+        let _ = unsafe { rustix::mm::madvise(start.wrapping_add(skipped).cast(), whole, advice) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn give_back(_: *mut u8, _: usize) {}
+
 /// Working memory of kernels: aligned numbers of arbitrary content.
 #[derive(Default)]
 pub(super) struct Scratch(Vec<Line>);
@@ -84,7 +101,7 @@ impl Scratch {
 #[derive(Default)]
 pub(super) struct Memory {
     buffers: Vec<Option<Buffer>>,
-    /// Matrices that are never written again and lie in strips.
+    /// Matrices that are never written again and lie in an order of their own.
     frozen: Vec<Place>,
 }
 
@@ -100,7 +117,7 @@ pub(super) struct Place {
     buffer: BufferId,
     start: usize,
     of: TensorType,
-    is_frozen: bool,
+    frozen: Option<Frozen>,
 }
 
 impl Place {
@@ -123,6 +140,16 @@ impl Place {
     }
 }
 
+/// A frozen matrix inside a view.
+pub(super) struct FrozenWords {
+    /// The words of the view.
+    pub words: Range<usize>,
+    /// Rows of the matrix.
+    pub rows: usize,
+    /// Their order.
+    pub how: Frozen,
+}
+
 /// The operands of a launch that [`Memory::check`] has found disjoint.
 #[derive(Debug)]
 pub(super) struct Operation {
@@ -141,9 +168,9 @@ impl Operation {
         self.inputs.iter().chain(&self.outputs).any(|operand| operand.overlaps(place))
     }
 
-    /// Whether an input is a frozen matrix.
-    pub fn is_frozen(&self, input: usize) -> bool {
-        self.inputs[input].is_frozen
+    /// How an input is frozen, if it is.
+    pub fn frozen(&self, input: usize) -> Option<Frozen> {
+        self.inputs[input].frozen
     }
 }
 
@@ -155,20 +182,26 @@ impl Memory {
         Ok(BufferId(self.buffers.len() - 1))
     }
 
-    /// Remembers that a matrix lies in strips from now on.
-    pub fn freeze(&mut self, matrix: &View) -> Result<Place> {
-        let place = Place { is_frozen: true, ..self.writable("freeze", matrix)? };
+    /// Remembers that a matrix lies in such an order from now on.
+    pub fn freeze(&mut self, matrix: &View, how: Frozen) -> Result<Place> {
+        let place = Place { frozen: Some(how), ..self.writable("freeze", matrix)? };
         self.frozen.push(place);
         Ok(place)
     }
 
-    /// Whether exactly this matrix is frozen.
-    pub fn is_frozen(&self, matrix: &View) -> Result<bool> {
-        Ok(self.place("freeze", matrix)?.is_frozen)
+    /// Gives memory behind the first words of a frozen matrix back to the system, as far as whole large pages are free there.
+    pub fn keep_words(&mut self, matrix: &Place, words: usize) {
+        let free = matrix.words().saturating_sub(words);
+        give_back(self.pointer(matrix).wrapping_add(matrix.words() - free).cast(), free * size_of::<f32>());
     }
 
-    /// The words of a view that frozen matrices take, and the rows of each.
-    pub fn frozen_inside(&self, kernel: &'static str, view: &View) -> Result<Vec<(Range<usize>, usize)>> {
+    /// Whether exactly this matrix is frozen.
+    pub fn is_frozen(&self, matrix: &View) -> Result<bool> {
+        Ok(self.place("freeze", matrix)?.frozen.is_some())
+    }
+
+    /// The words of a view that frozen matrices take, and how many rows of each lie there in which order.
+    pub fn frozen_inside(&self, kernel: &'static str, view: &View) -> Result<Vec<FrozenWords>> {
         let whole = self.inside(kernel, view)?;
         let mut found = Vec::new();
         for frozen in self.frozen.iter().filter(|frozen| frozen.overlaps(&whole)) {
@@ -176,7 +209,9 @@ impl Memory {
             if inner.start < outer.start || inner.end > outer.end {
                 return Err(part_of_frozen(kernel, view));
             }
-            found.push((inner.start - outer.start..inner.end - outer.start, frozen.of.shape.rows()));
+            let Some(how) = frozen.frozen else { continue };
+            let words = inner.start - outer.start..inner.end - outer.start;
+            found.push(FrozenWords { words, rows: frozen.of.shape.rows(), how });
         }
         Ok(found)
     }
@@ -189,7 +224,7 @@ impl Memory {
         self.frozen.retain(|frozen| frozen.buffer != buffer);
     }
 
-    /// The elements of a view, as the numbers they are stored as; frozen matrices in strips.
+    /// The elements of a view, as the numbers they are stored as; frozen matrices in their own order.
     pub fn read(&self, kernel: &'static str, view: &View) -> Result<&[f32]> {
         let place = self.inside(kernel, view)?;
         let pointer = self.pointer(&place);
@@ -233,7 +268,7 @@ impl Memory {
     /// The place of a view that touches no frozen matrix.
     fn writable(&self, kernel: &'static str, view: &View) -> Result<Place> {
         let place = self.place(kernel, view)?;
-        if place.is_frozen {
+        if place.frozen.is_some() {
             let detail = format!("a frozen matrix ({}) is only read", view.of);
             return Err(Error::Binding { kernel, detail });
         }
@@ -265,7 +300,7 @@ impl Memory {
             return Err(wrong(detail));
         }
         let start = view.offset_bytes / size_of::<f32>();
-        Ok(Place { buffer: view.buffer, start, of: view.of, is_frozen: false })
+        Ok(Place { buffer: view.buffer, start, of: view.of, frozen: None })
     }
 
     /// Where a place starts.
@@ -341,9 +376,9 @@ impl<'a> Operands<'a> {
         self.operation.outputs.len()
     }
 
-    /// Whether an input is a frozen matrix.
-    pub fn is_frozen(&self, index: usize) -> bool {
-        self.operation.is_frozen(index)
+    /// How an input is frozen, if it is.
+    pub fn frozen(&self, index: usize) -> Option<Frozen> {
+        self.operation.frozen(index)
     }
 
     /// The type of an input.

@@ -20,8 +20,8 @@ mod vector;
 
 pub use simd::InstructionSet;
 
-use gemm::strips;
-use memory::{DEVICE, Memory, Operation, Scratch};
+use gemm::{int8, strips};
+use memory::{DEVICE, FrozenWords, Memory, Operation, Scratch};
 use pool::Pool;
 use simd::Simd;
 
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     check::{self, Stored},
-    device::{BufferId, Device, HostData, Launch, ReadId, Reads, SequenceId, View, check_times},
+    device::{BufferId, Device, Frozen, HostData, Launch, ReadId, Reads, SequenceId, View, check_times},
     error::{Error, Result},
     kernel::Kernel,
     tensor::DType,
@@ -194,16 +194,27 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn freeze(&mut self, matrix: &View) -> Result<()> {
-        let (lines, columns) = (matrix.of.shape.rows(), matrix.of.shape.columns());
-        let is_whole = matrix.of.dtype == DType::F32 || columns.is_multiple_of(2);
-        if !is_whole || !strips::suit(self.simd, matrix.of.dtype) || self.memory.is_frozen(matrix)? {
+    fn freeze(&mut self, matrix: &View, how: Frozen) -> Result<()> {
+        let (lines, columns, dtype) = (matrix.of.shape.rows(), matrix.of.shape.columns(), matrix.of.dtype);
+        let suits = match how {
+            Frozen::Exact => {
+                strips::suit(self.simd, dtype) && (dtype == DType::F32 || columns.is_multiple_of(2))
+            }
+            Frozen::Int8 => dtype == DType::F32 && int8::words(lines, columns) <= lines * columns,
+        };
+        if !suits || self.memory.is_frozen(matrix)? {
             return Ok(());
         }
         let words = self.memory.write("freeze", matrix)?;
         self.pool.reserve(strips::layout_scratch(words.len(), lines))?;
-        strips::lay_out(self.simd, &mut self.pool, words, lines);
-        let frozen = self.memory.freeze(matrix)?;
+        match how {
+            Frozen::Exact => strips::lay_out(self.simd, &mut self.pool, words, lines),
+            Frozen::Int8 => int8::lay_out(&mut self.pool, words, lines),
+        }
+        let frozen = self.memory.freeze(matrix, how)?;
+        if how == Frozen::Int8 {
+            self.memory.keep_words(&frozen, int8::words(lines, columns));
+        }
         self.forget_sequences(|operation| operation.overlaps(&frozen));
         Ok(())
     }
@@ -216,8 +227,8 @@ impl Device for Cpu {
             DType::U32 => convert(bytemuck::cast_slice::<f32, u32>(elements), out, |x| x as f32),
             _ => out.copy_from_slice(elements),
         }
-        for (place, lines) in self.memory.frozen_inside("download", from)? {
-            strips::take_apart(&elements[place.clone()], lines, &mut out[place]);
+        for frozen in self.memory.frozen_inside("download", from)? {
+            take_apart(&frozen, elements, &mut out[frozen.words.clone()]);
         }
         Ok(())
     }
@@ -230,10 +241,10 @@ impl Device for Cpu {
             DType::U32 => convert(bytemuck::cast_slice::<f32, u32>(elements), out, f64::from),
             _ => convert(elements, out, f64::from),
         }
-        for (place, lines) in self.memory.frozen_inside("download", from)? {
-            let mut numbers = elements[place.clone()].to_vec();
-            strips::take_apart(&elements[place.clone()], lines, &mut numbers);
-            convert(&numbers, &mut out[place], f64::from);
+        for frozen in self.memory.frozen_inside("download", from)? {
+            let mut numbers = vec![0.0; frozen.words.len()];
+            take_apart(&frozen, elements, &mut numbers);
+            convert(&numbers, &mut out[frozen.words.clone()], f64::from);
         }
         Ok(())
     }
@@ -303,12 +314,21 @@ fn refuse_pairs(kernel: &'static str, dtype: DType) -> Result<()> {
 /// Few kernels read frozen matrices, of which the others would see numbers in an order that they do not know.
 fn refuse_frozen(launch: &Launch, operation: &Operation) -> Result<()> {
     for (index, view) in launch.inputs.iter().enumerate() {
-        if operation.is_frozen(index) && !launch::reads_frozen(&launch.kernel, index, view.of.dtype) {
+        if operation.frozen(index).is_some() && !launch::reads_frozen(&launch.kernel, index, view.of.dtype) {
             let detail = format!("input {index} ({}) is frozen, and this kernel needs it as it was", view.of);
             return Err(Error::Binding { kernel: launch.kernel.name(), detail });
         }
     }
     Ok(())
+}
+
+/// The numbers of a frozen matrix, row by row, from the words that it lies among.
+fn take_apart(frozen: &FrozenWords, words: &[f32], out: &mut [f32]) {
+    let words = &words[frozen.words.clone()];
+    match frozen.how {
+        Frozen::Exact => strips::take_apart(words, frozen.rows, out),
+        Frozen::Int8 => int8::take_apart(words, frozen.rows, out),
+    }
 }
 
 fn check_length(kernel: &'static str, view: usize, host: usize) -> Result<()> {

@@ -15,8 +15,11 @@ use std::time::{Duration, Instant};
 
 use crate::{
     check,
-    device::{BufferId, Device, HostData, Launch, ReadId, Reads, SequenceId, View, check_times, overlap},
+    device::{
+        BufferId, Device, Frozen, HostData, Launch, ReadId, Reads, SequenceId, View, check_times, overlap,
+    },
     error::{Error, Result},
+    int8,
     kernel::{Kernel, Operand},
     op::Op,
     tensor::{DType, Shape, TensorType},
@@ -313,6 +316,19 @@ impl Device for Reference {
             HostData::U32(data) => data.iter().map(|&x| f64::from(x)).collect(),
         };
         self.store(to, &Tensor { shape: to.of.shape, data });
+        Ok(())
+    }
+
+    fn freeze(&mut self, matrix: &View, how: Frozen) -> Result<()> {
+        if how == Frozen::Int8 && matrix.of.dtype == DType::F32 {
+            let mut numbers = self.load(matrix);
+            for row in numbers.data.chunks_mut(matrix.of.shape.columns().max(1)) {
+                let mut rounded: Vec<f32> = row.iter().map(|&x| x as f32).collect();
+                int8::round_row(&mut rounded);
+                row.iter_mut().zip(rounded).for_each(|(to, from)| *to = f64::from(from));
+            }
+            self.store(matrix, &numbers);
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Weights that a device lays out as its products read them best, against the same weights as they were written.
 
-use ironmill_compute::{Cpu, DType, HostData, cpu::InstructionSet};
+use ironmill_compute::{Cpu, DType, Frozen, HostData, cpu::InstructionSet};
 use ironmill_graph::{Graph, Layout, Passes, Precision, Runtime, StateId, States, Tensor, refresh_program};
 
 use crate::{cases::normals, harness::exact};
@@ -85,7 +85,17 @@ impl Small {
     }
 
     fn freeze(&self, runtime: &mut Runtime, passes: &Passes) {
-        runtime.freeze_weights(self.program(1, false).0, passes).unwrap();
+        runtime.freeze_weights(self.program(1, false).0, passes, Frozen::Exact).unwrap();
+    }
+
+    fn freeze_in_int8(&self, runtime: &mut Runtime) {
+        runtime.freeze_weights(self.program(1, false).0, &Passes::ALL, Frozen::Int8).unwrap();
+    }
+
+    fn masters(&self, runtime: &Runtime) -> Vec<f32> {
+        let mut values = vec![0.0; self.layout.len()];
+        runtime.read_state(self.masters, 0..values.len(), &mut values).unwrap();
+        values
     }
 }
 
@@ -162,4 +172,94 @@ fn a_backend_without_a_better_order_leaves_weights_as_they_are() {
     let mut runtime = Runtime::new(exact(), &small.states).unwrap();
     small.freeze(&mut runtime, &Passes::ALL);
     small.write(&mut runtime).unwrap();
+}
+
+/// Whole strips and lines left, whole groups and terms left.
+const INT8_SIZES: [[usize; 3]; 4] = [[96, 64, 128], [209, 77, 902], [50, 27, 131], [37, 33, 17]];
+
+#[test]
+fn weights_in_int8_are_the_numbers_that_their_slow_twin_rounds_to_and_their_products_are_near_its() {
+    for sizes in INT8_SIZES {
+        let small = Small::new(sizes);
+        let mut twin = Runtime::new(exact(), &small.states).unwrap();
+        small.write(&mut twin).unwrap();
+        small.freeze_in_int8(&mut twin);
+        for set in InstructionSet::ALL {
+            let Some(mut runtime) = small.runtime(set) else { continue };
+            let plain = small.masters(&runtime);
+            small.freeze_in_int8(&mut runtime);
+            let values = small.masters(&runtime);
+            assert_eq!(values, small.masters(&twin), "{set}, {sizes:?}");
+            let bias = small.layout.parameters()[2].range();
+            assert_ne!(values, plain);
+            assert_eq!(values[bias.clone()], plain[bias], "a bias stays as it is");
+            let doubles = runtime.read_state_f64(small.masters, 0..values.len()).unwrap();
+            assert!(doubles.iter().zip(&values).all(|(a, b)| *a == f64::from(*b)));
+            for rows in [1, 5, 18] {
+                let of = |runtime: &mut Runtime| -> Vec<f32> {
+                    let bits = small.results(runtime, rows, false, &Passes::ALL);
+                    bits.into_iter().map(f32::from_bits).collect()
+                };
+                let (expected, got) = (of(&mut twin), of(&mut runtime));
+                // Both factors of so many terms are normal numbers, and activations move by at most 6e-5, 4 in 32767 halved;
+                // bf16 would move them by twenty times as much.
+                let bound = 2e-4 * (sizes[2] as f32).sqrt();
+                for (expected, got) in expected.iter().zip(&got) {
+                    assert!((expected - got).abs() <= bound, "{set}, {rows} rows: {got} for {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_with_int8_have_the_same_bits_for_any_number_of_rows_and_on_any_instruction_set() {
+    for sizes in INT8_SIZES {
+        let small = Small::new(sizes);
+        let (hidden, vocabulary) = (small.hidden, small.vocabulary);
+        // Hidden states pass through an activation, whose bits depend on the set; logits are products alone.
+        let mut logits_of_all: Option<Vec<u32>> = None;
+        for set in InstructionSet::ALL {
+            let Some(mut runtime) = small.runtime(set) else { continue };
+            small.freeze_in_int8(&mut runtime);
+            let all = small.results(&mut runtime, 20, false, &Passes::ALL);
+            for rows in [1, 2, 3, 4, 7, 8, 9, 17] {
+                let some = small.results(&mut runtime, rows, false, &Passes::ALL);
+                assert!(some[..rows * hidden] == all[..rows * hidden], "{set}, {rows} rows, {sizes:?}");
+                let logits = &some[rows * hidden..];
+                assert!(logits == &all[20 * hidden..][..rows * vocabulary], "{set}, {rows} rows, {sizes:?}");
+            }
+            let logits = all[20 * hidden..].to_vec();
+            let first = logits_of_all.get_or_insert_with(|| logits.clone());
+            assert!(*first == logits, "{set}, {sizes:?}");
+            // The loss beside the logits reads the same strips.
+            let losses = small.results(&mut runtime, 9, true, &Passes::ALL);
+            let one = small.results(&mut runtime, 1, true, &Passes::ALL);
+            assert_eq!(losses[9 * hidden], one[hidden], "{set}");
+        }
+    }
+}
+
+#[test]
+fn an_activation_that_is_not_finite_shows_in_its_row_alone() {
+    let small = Small::new([64, 32, 130]);
+    let mut values = normals(1, small.layout.len());
+    values[3 * 130 + 100] = f64::INFINITY;
+    let mut g = Graph::new();
+    let x = g.input("x", &[3, 130], DType::F32);
+    let w = g.parameter(small.masters, &small.layout.parameters()[1]);
+    let y = g.linear(x, w, None).unwrap();
+    g.keep(y);
+    for set in InstructionSet::ALL {
+        let Some(mut runtime) = small.runtime(set) else { continue };
+        small.freeze_in_int8(&mut runtime);
+        let program = runtime.compile(g.clone(), &Passes::ALL).unwrap();
+        runtime.write(program, x, HostData::F64(&values[2 * 130..5 * 130])).unwrap();
+        runtime.run(program).unwrap();
+        let mut out = vec![0.0f32; 3 * 32];
+        runtime.read(program, y, &mut out).unwrap();
+        for (row, out) in out.chunks_exact(32).enumerate() {
+            assert!(out.iter().all(|x| x.is_finite() == (row != 1)), "{set}, row {row}");
+        }
+    }
 }

@@ -187,6 +187,22 @@ fn weights_kept_in_bf16_give_what_their_own_oracle_gives() {
 }
 
 #[test]
+fn weights_kept_in_int8_give_what_their_own_oracle_gives() {
+    for config in causal_kinds() {
+        let model = model(config);
+        let values: Vec<f32> = model.initial_values(3).iter().map(|x| x * 12.0).collect();
+        let device = Box::new(ironmill_compute::Cpu::new(2).unwrap());
+        let mut engine = Engine::keeping(device, model, &values, Keep::Int8).unwrap();
+        assert_ne!(engine.parameters().unwrap(), values, "weights are rounded");
+        let requests = requests(2, 20);
+        let made = run(&mut engine, 3, &requests);
+        for (request, tokens) in requests.iter().zip(&made) {
+            assert_eq!(ids(tokens), oracle(&mut engine, request).0);
+        }
+    }
+}
+
+#[test]
 fn a_beginning_that_a_row_holds_is_not_read_again() {
     for (device, _) in backends() {
         let mut engine = engine(&tiny(Architecture::Llama), device, 8);

@@ -14,9 +14,11 @@
 //! With many rows, the panels of B are packed once by all threads into shared memory, then tiles of C are computed, each of
 //! which packs its rows of A. With few rows (decoding, the gradient of a small vocabulary) it is A that is packed once, and each
 //! tile packs its own columns of B: then every element of B is read from memory once, and packing is the only pass over it.
-//! Up to eight rows need no packed B at all ([`stream`]), and a B that is never written again is laid out once ([`strips`]).
+//! Up to eight rows need no packed B at all ([`stream`]), and a B that is never written again is laid out once ([`strips`],
+//! or [`int8`] in eight bits).
 #![expect(unsafe_code, reason = "inner loops use vector instructions and pointers into packed panels")]
 
+pub(super) mod int8;
 mod micro;
 mod pack;
 mod packed;
@@ -38,7 +40,7 @@ use super::{
     shared::{Grid, Tile, for_tiles},
     simd::Simd,
 };
-use crate::tensor::DType;
+use crate::{device::Frozen, tensor::DType};
 
 /// The most steps of a block. The second cache of a core holds the packed rows of a tile (144 KiB), what the next rows are
 /// packed from (up to 288 KiB, when pairs are made of single precision), a panel of B (72 KiB) and the one that follows it.
@@ -67,8 +69,9 @@ pub(super) struct Matrix<'a> {
     column_stride: usize,
     /// The direction in which two numbers of bf16 share an element of `data`, the first in its lower half.
     paired: Paired,
-    /// Whether the lines, rows as it was made and columns when transposed, are laid out as [`strips`].
-    is_in_strips: bool,
+    /// How the lines, rows as it was made and columns when transposed, are laid out where they are frozen: as [`strips`] or as
+    /// those of [`int8`].
+    frozen: Option<Frozen>,
 }
 
 /// Whether and how numbers are stored in pairs.
@@ -88,8 +91,8 @@ impl<'a> Matrix<'a> {
             rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= data.len(),
             "the matrix lies inside its slice"
         );
-        let (paired, is_in_strips) = (Paired::No, false);
-        Matrix { data, rows, columns, row_stride, column_stride: 1, paired, is_in_strips }
+        let (paired, frozen) = (Paired::No, None);
+        Matrix { data, rows, columns, row_stride, column_stride: 1, paired, frozen }
     }
 
     /// Rows of bf16 one after another, two to an element; columns are even.
@@ -98,13 +101,13 @@ impl<'a> Matrix<'a> {
             columns.is_multiple_of(2) && rows * columns / 2 <= data.len(),
             "pairs lie inside their slice"
         );
-        let (paired, is_in_strips) = (Paired::AlongRows, false);
-        Matrix { data, rows, columns, row_stride: columns / 2, column_stride: 1, paired, is_in_strips }
+        let (paired, frozen) = (Paired::AlongRows, None);
+        Matrix { data, rows, columns, row_stride: columns / 2, column_stride: 1, paired, frozen }
     }
 
-    /// The same rows, which lie one after another, as [`strips`].
-    pub fn in_strips(self) -> Self {
-        Matrix { is_in_strips: true, ..self }
+    /// The same rows, which lie one after another, as they are frozen.
+    pub fn laid_out(self, frozen: Option<Frozen>) -> Self {
+        Matrix { frozen, ..self }
     }
 
     /// Rows one after another.
@@ -125,7 +128,7 @@ impl<'a> Matrix<'a> {
                 Paired::AlongColumns => Paired::AlongRows,
                 Paired::AlongRows => Paired::AlongColumns,
             },
-            is_in_strips: self.is_in_strips,
+            frozen: self.frozen,
         }
     }
 
@@ -203,7 +206,16 @@ pub(super) struct Product<'a> {
     pub products: DType,
 }
 
-/// The shared and per-thread memory that [`multiply`] takes.
+/// The shared and per-thread memory that [`multiply`] takes with a B that may be frozen.
+pub(super) fn needs_of(simd: Simd, products: DType, sizes: [usize; 3], frozen: Option<Frozen>) -> Needs {
+    match frozen {
+        Some(Frozen::Exact) => strips::needs(simd, products, sizes),
+        Some(Frozen::Int8) => int8::needs(simd, sizes),
+        None => needs(simd, products, sizes),
+    }
+}
+
+/// The same with a B that is not.
 pub(super) fn needs(simd: Simd, products: DType, [m, n, k]: [usize; 3]) -> Needs {
     let family = Family::of(simd, products);
     let steps = family.units(block_depth(family, k));
@@ -288,12 +300,13 @@ pub(super) fn multiply_then<const N: usize>(
         }
         return then(&mut tiles, 0);
     }
-    if product.b.is_in_strips {
-        strips::multiply(context, product, outputs, then);
-    } else if has_few_rows(Family::of(context.simd, product.products), m, n) {
-        few_rows(context, product, outputs, then);
-    } else {
-        many_rows(context, product, outputs, then);
+    match product.b.frozen {
+        Some(Frozen::Exact) => strips::multiply(context, product, outputs, then),
+        Some(Frozen::Int8) => int8::multiply(context, product, outputs, then),
+        None if has_few_rows(Family::of(context.simd, product.products), m, n) => {
+            few_rows(context, product, outputs, then);
+        }
+        None => many_rows(context, product, outputs, then),
     }
 }
 

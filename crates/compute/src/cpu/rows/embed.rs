@@ -3,27 +3,31 @@
 use super::{
     super::{
         Context,
-        gemm::strips,
+        gemm::{int8, strips},
         memory::Operands,
         shared::{Grid, for_tiles},
         vector,
     },
     tile_rows,
 };
-use crate::error::{Error, Result};
+use crate::{
+    device::Frozen,
+    error::{Error, Result},
+};
 
 pub(in super::super) fn embed(context: &mut Context<'_>, operands: &mut Operands<'_>) -> Result<()> {
     let (table, ids) = (operands.input(0), operands.indices(1));
     let shape = operands.input_type(0).shape;
-    let (columns, is_frozen) = (shape.columns(), operands.is_frozen(0));
+    let (columns, frozen) = (shape.columns(), operands.frozen(0));
     check_ids("embed", ids, shape.rows())?;
     let grid = Grid::rows(operands.output(0), columns, tile_rows(columns));
     for_tiles(context.pool, [grid], |[mut y], _| {
         for row in 0..y.rows() {
             let id = ids[y.row + row] as usize;
-            match is_frozen {
-                true => strips::copy_line(table, id, y.row_mut(row)),
-                false => y.row_mut(row).copy_from_slice(&table[id * columns..][..columns]),
+            match frozen {
+                Some(Frozen::Exact) => strips::copy_line(table, id, y.row_mut(row)),
+                Some(Frozen::Int8) => int8::copy_line(table, id, y.row_mut(row)),
+                None => y.row_mut(row).copy_from_slice(&table[id * columns..][..columns]),
             }
         }
     });
