@@ -7,7 +7,7 @@ use crate::{
         GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, UpdateRange, eight_bit_workspace_rows, joint_parts,
     },
     op::{Attention, Op},
-    quantise::{self, Quantise},
+    quantise::{self, Quantise, QuantisedNorm},
     tensor::{DType, TensorType},
 };
 
@@ -216,6 +216,7 @@ impl Rule<'_> {
             }
             Kernel::HeadLoss(head) => self.head(head),
             Kernel::Quantise(of) => self.quantise(of),
+            Kernel::QuantisedNorm(of) => self.quantised_norm(of),
             Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
             Kernel::GlobalNorm => {
                 self.count(1, 1)?;
@@ -335,6 +336,20 @@ impl Rule<'_> {
         self.outputs(&of.outputs(x))
     }
 
+    fn quantised_norm(&self, of: &QuantisedNorm) -> Result<()> {
+        let parameters = 1 + usize::from(of.shift);
+        let outputs = usize::from(of.adds) + of.statistics() + of.copies().output_count();
+        self.count(of.summands() + parameters, outputs)?;
+        let (x, gain) = (self.inputs[0], self.inputs[of.summands()]);
+        self.ensure(of.centred || !of.shift, "RMS norm has no shift")?;
+        self.ensure(self.inputs[..of.summands()].iter().all(|a| *a == x), "both summands must be alike")?;
+        let columns = x.shape.columns();
+        let is_whole = gain.shape.elements() == columns && columns <= quantise::MOST_NORM_COLUMNS;
+        self.ensure(is_whole, "a gain must be as long as a row, and that no longer than a warp can keep")?;
+        self.ensure(quantise::suits(x.shape), "rows and columns must be multiples of 16")?;
+        self.outputs(&of.outputs(self.inputs)?)
+    }
+
     fn scaled_product(&self, bias: bool) -> Result<()> {
         self.count(4 + usize::from(bias), 1)?;
         let [a, a_unit, b, b_unit] = [0, 1, 2, 3].map(|index| self.inputs[index]);
@@ -419,7 +434,10 @@ impl Rule<'_> {
         let results = results.filter(|(_, of)| !self.is_copied_weight(all.weights, None, of));
         let results = results.map(|(i, of)| (of, is_index_output(i)));
         for (of, is_index) in operands.chain(results) {
-            let knows_eight = matches!(self.kernel, Kernel::Quantise(_) | Kernel::ScaledProduct { .. });
+            let knows_eight = matches!(
+                self.kernel,
+                Kernel::Quantise(_) | Kernel::QuantisedNorm(_) | Kernel::ScaledProduct { .. }
+            );
             let is_known = stored.contains(&of.dtype) && (knows_eight || !of.dtype.is_eight_bits());
             let fits = if is_index { of.dtype == DType::U32 } else { is_known };
             if !fits {

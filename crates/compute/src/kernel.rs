@@ -14,7 +14,7 @@ pub(crate) use update::{NORMALISE_EPS, average_decay};
 use crate::{
     draw::Draw,
     op::{Attention, LossShape, Mask, Op},
-    quantise::{Quantise, Source},
+    quantise::{Quantise, QuantisedNorm, Source},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -110,6 +110,8 @@ pub enum Kernel {
     HeadLoss(HeadLoss),
     /// Numbers on their way to products of eight bits. See [`Quantise`].
     Quantise(Quantise),
+    /// A norm on its way to products of eight bits. See [`QuantisedNorm`].
+    QuantisedNorm(QuantisedNorm),
     /// `(a [..,K], unit of a [1], b [M,K], unit of b [1], bias [M] if any) → a·bᵀ·units + bias [..,M]`, where both are of eight
     /// bits. The three products of a linear layer are all of this form, because whatever is needed transposed was written so.
     ScaledProduct {
@@ -237,6 +239,7 @@ impl Kernel {
             Kernel::CachedAttention(_) => "cached_attention",
             Kernel::HeadLoss(_) => "head_loss",
             Kernel::Quantise(of) => of.name(),
+            Kernel::QuantisedNorm(of) => of.name(),
             Kernel::ScaledProduct { .. } => "scaled_product",
             Kernel::GlobalNorm => "global_norm",
             Kernel::Guard(_) => "guard",
@@ -412,8 +415,16 @@ impl Kernel {
             }
             Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
             Kernel::Quantise(of) if !of.is_plain() => expand_quantise(&mut expansion, of, inputs, outputs),
+            Kernel::QuantisedNorm(of) if of.adds => {
+                expansion.step(Kernel::Op(Op::Add), vec![Input(0), Input(1)], vec![Output(0)]);
+                let mut operands = vec![Output(0)];
+                operands.extend((2..inputs.len()).map(Input));
+                let norm = Kernel::QuantisedNorm(QuantisedNorm { adds: false, ..*of });
+                expansion.step(norm, operands, (1..outputs.len()).map(Output).collect());
+            }
             Kernel::Op(_)
             | Kernel::Quantise(_)
+            | Kernel::QuantisedNorm(_)
             | Kernel::ScaledProduct { .. }
             | Kernel::Cast
             | Kernel::StateWrite { .. }

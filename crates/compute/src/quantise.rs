@@ -10,6 +10,7 @@
 //! same numbers transposed. Both copies are written while the numbers are at hand.
 
 use crate::{
+    error::Result,
     op::Op,
     tensor::{DType, Shape, TensorType},
 };
@@ -91,6 +92,71 @@ impl Quantise {
     }
 }
 
+/// A norm whose result is written in e4m3 alone: `(x [..,C], gain [C], shift [C] if any) → mean [N] if centred, rstd [N], unit [1],
+/// q [..,C] if rows, qᵀ [C,N] if columns`; with a residual before it, `(a, b, gain, shift if any) → a + b`, then the same of that sum.
+///
+/// No number of the result is beyond √C·max|gain| + max|shift|. That bound decides the unit, so no number is looked at first and none
+/// stops at the type's largest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QuantisedNorm {
+    /// Whether it is layer norm, which subtracts the mean, rather than RMS norm.
+    pub centred: bool,
+    /// Whether there is a shift operand; RMS norm has none.
+    pub shift: bool,
+    /// Added to the variance, or to the mean square.
+    pub eps: f32,
+    /// Whether a sum is normalised, which is an output, too.
+    pub adds: bool,
+    /// Whether the copy as it stands is wanted.
+    pub rows: bool,
+    /// Whether the transposed copy is wanted.
+    pub columns: bool,
+}
+
+impl QuantisedNorm {
+    /// The kernel's name in errors and listings.
+    pub fn name(&self) -> &'static str {
+        match (self.centred, self.adds) {
+            (true, false) => "quantise_layer_norm",
+            (true, true) => "quantise_add_layer_norm",
+            (false, false) => "quantise_rms_norm",
+            (false, true) => "quantise_add_rms_norm",
+        }
+    }
+
+    /// The norm.
+    pub fn op(&self) -> Op {
+        let eps = self.eps;
+        if self.centred { Op::LayerNorm { eps, bias: self.shift } } else { Op::RmsNorm { eps } }
+    }
+
+    /// How many tensors are added up and normalised.
+    pub fn summands(&self) -> usize {
+        1 + usize::from(self.adds)
+    }
+
+    /// How many numbers are kept of every row: its mean, if any, and its rstd.
+    pub fn statistics(&self) -> usize {
+        1 + usize::from(self.centred)
+    }
+
+    /// What becomes of the norm's result.
+    pub fn copies(&self) -> Quantise {
+        let &QuantisedNorm { rows, columns, .. } = self;
+        Quantise { of: DType::E4M3, source: Source::Stored, rows, columns, sums: None }
+    }
+
+    /// The types of the outputs, given those of the inputs.
+    pub fn outputs(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let (sum, normalised) = inputs.split_at(usize::from(self.adds));
+        let results = self.op().outputs(normalised)?;
+        Ok([sum, &results[1..], &self.copies().outputs(results[0])].concat())
+    }
+}
+
+/// The longest rows that a norm writes in eight bits itself: a warp of a card keeps them in its registers.
+pub const MOST_NORM_COLUMNS: usize = 2048;
+
 /// Whether products of eight bits take a matrix of this shape, as it is and transposed.
 pub fn suits(shape: Shape) -> bool {
     let [rows, columns] = [shape.rows(), shape.columns()];
@@ -114,11 +180,31 @@ pub fn top_exponent(of: DType) -> i32 {
     if of == DType::E5M2 { 9 } else { 6 }
 }
 
+/// The bound of a norm's result comes below two to this power: nothing is larger, so there need be no room above it.
+pub const NORM_TOP_EXPONENT: i32 = 8;
+
 /// The largest power by which numbers are multiplied or divided.
 pub const MOST_SHIFT: i32 = 100;
 
 /// The unit of a tensor whose largest sampled number this is: not a number where that is not finite, so that it is not overlooked.
 pub(crate) fn unit(largest: f64, of: DType) -> f64 {
+    unit_below(largest, top_exponent(of))
+}
+
+/// The unit of a norm's result over rows of so many columns, given the largest of its gains and shifts. The bound is computed in f32 and
+/// rounded at every step, so that all devices find the same.
+pub(crate) fn norm_unit(columns: usize, gain: f64, shift: f64) -> f64 {
+    let bound = norm_root(columns) * gain as f32 + shift as f32;
+    unit_below(f64::from(bound), NORM_TOP_EXPONENT)
+}
+
+/// How many times its root mean square a number of a row can be at most.
+pub(crate) fn norm_root(columns: usize) -> f32 {
+    (columns as f32).sqrt()
+}
+
+/// The unit in which a number comes just below two to a power.
+fn unit_below(largest: f64, top: i32) -> f64 {
     if largest == 0.0 {
         return 1.0;
     }
@@ -126,7 +212,7 @@ pub(crate) fn unit(largest: f64, of: DType) -> f64 {
         return f64::NAN;
     }
     let exponent = (largest.to_bits() >> 52 & 0x7FF) as i32 - 1022;
-    2f64.powi((exponent - top_exponent(of)).clamp(-MOST_SHIFT, MOST_SHIFT))
+    2f64.powi((exponent - top).clamp(-MOST_SHIFT, MOST_SHIFT))
 }
 
 #[cfg(test)]
@@ -145,6 +231,19 @@ mod tests {
             assert!(unit(f64::INFINITY, of).is_nan() && unit(f64::NAN, of).is_nan());
             assert_eq!(unit(1e-300, of), 2f64.powi(-MOST_SHIFT));
         }
+    }
+
+    #[test]
+    fn no_number_of_a_norm_is_larger_than_its_type_allows() {
+        for (columns, gain, shift) in [(16, 1.0, 0.0), (768, 1.0, 0.0), (768, 20.0, 3.0), (1600, 0.01, 0.5)] {
+            // All of a row's squares are in one number.
+            let most = f64::from(norm_root(columns)) * gain + shift;
+            let there = most / norm_unit(columns, gain, shift);
+            let top = 2f64.powi(NORM_TOP_EXPONENT);
+            assert!((top / 2.0..top).contains(&there), "{columns} {gain} {shift}: {there}");
+        }
+        assert_eq!(norm_unit(768, 0.0, 0.0), 1.0);
+        assert!(norm_unit(768, f64::NAN, 0.0).is_nan() && norm_unit(768, 1.0, f64::INFINITY).is_nan());
     }
 
     #[test]

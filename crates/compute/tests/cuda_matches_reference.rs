@@ -7,7 +7,7 @@ mod cases;
 
 use cases::{
     Case, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads, compare_within,
-    eight_bit_heads, gelus_worth_timing, products_of_rows, quantised, run, scaled_products,
+    eight_bit_heads, gelus_worth_timing, products_of_rows, quantised, quantised_norms, run, scaled_products,
 };
 use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
@@ -189,6 +189,34 @@ fn quantised_numbers_are_the_references() {
                 let apart = (a - e).abs();
                 let name = case.name();
                 assert!(apart <= tolerance(*e), "output {output} element {index}: {a}, not {e}, in {name}");
+            }
+        }
+    }
+}
+
+/// A norm that writes eight bits finds the reference's unit, and of its numbers few are a step away.
+#[test]
+fn quantised_norms_are_the_references() {
+    let Some(mut cuda) = cuda() else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_norms(), of)).concat() {
+        let Kernel::QuantisedNorm(of) = case.kernel else { panic!("all of them are norms") };
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        let unit = usize::from(of.adds) + of.statistics();
+        for (output, (actual, expected)) in first.iter().zip(&case.expected()).enumerate() {
+            let is_statistic = (usize::from(of.adds)..unit).contains(&output);
+            let tolerance = |e: f64| match output {
+                _ if is_statistic => 1e-5 * e.abs().max(1.0),
+                _ if output > unit => of.copies().of.epsilon() * e.abs() + 2f64.powi(-9),
+                // The sum and the unit.
+                _ => 0.0,
+            };
+            let differing = actual.iter().zip(expected).filter(|(a, e)| !is_statistic && a != e).count();
+            let name = case.name();
+            assert!(100 * differing <= actual.len(), "{differing} of output {output} differ in {name}");
+            for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+                let is_near = (a - e).abs() <= tolerance(*e);
+                assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");
             }
         }
     }

@@ -4,15 +4,15 @@
 //! transposed one of another. Weights and activations become e4m3, gradients e5m2. A product whose sizes the matrix units do not
 //! take stays as it is. Everything else keeps its type: the results of products, the residual stream, masters and gradients of parameters.
 //!
-//! What is only computed to be quantised is computed on the way: an activation, its slope, and a bias's gradient, which is a sum over the
-//! same numbers.
+//! What is only computed to be quantised is computed on the way: a norm, an activation, its slope, and a bias's gradient, which is a sum
+//! over the same numbers.
 
 use std::collections::BTreeMap;
 
 use ironmill_compute::{
-    DType, HeadLoss, Kernel, Op, Quantise, TensorType,
+    DType, HeadLoss, Kernel, Op, Quantise, QuantisedNorm, TensorType,
     kernel::eight_bit_workspace_rows,
-    quantise::{Source, suits},
+    quantise::{MOST_NORM_COLUMNS, Source, suits},
 };
 
 use crate::{
@@ -46,6 +46,7 @@ pub(crate) fn apply(graph: &mut Graph, takes_head: bool) {
     }
     graph.nodes = pass.finish();
     while fuse_one_source(graph) {}
+    while fuse_one_norm(graph) {}
 }
 
 /// Whether a kernel is a product that the pass takes, given its operands.
@@ -305,4 +306,42 @@ fn fuse_one_source(graph: &mut Graph) -> bool {
         return true;
     }
     false
+}
+
+/// A norm whose result only goes into quantised copies writes those itself, where it was.
+fn fuse_one_norm(graph: &mut Graph) -> bool {
+    let (readers, producers) = (graph.readers(), producers(graph));
+    for index in 0..graph.nodes.len() {
+        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
+        let y = graph.nodes[index].inputs[0];
+        let Some(producer) = producers[y.0] else { continue };
+        let Some(norm) = quantised_norm(graph, producer, y) else { continue };
+        let fits = of.is_plain() && of.of == norm.copies().of;
+        if !fits || readers[y.0] != [index] || graph.kept.contains(&y) {
+            continue;
+        }
+        let copies = graph.nodes.remove(index).outputs;
+        let node = &mut graph.nodes[producer];
+        node.kernel = Kernel::QuantisedNorm(QuantisedNorm { rows: of.rows, columns: of.columns, ..norm });
+        node.outputs.retain(|&output| output != y);
+        node.outputs.extend(copies);
+        return true;
+    }
+    false
+}
+
+/// What a node becomes that writes y in eight bits, if y is the result of a norm over rows that are not too long for that.
+fn quantised_norm(graph: &Graph, node: usize, y: Tensor) -> Option<QuantisedNorm> {
+    let Node { kernel, inputs, outputs, .. } = &graph.nodes[node];
+    let (centred, shift, eps, adds) = match *kernel {
+        Kernel::Op(Op::LayerNorm { eps, bias }) => (true, bias, eps, false),
+        Kernel::AddLayerNorm { eps, bias } => (true, bias, eps, true),
+        Kernel::Op(Op::RmsNorm { eps }) => (false, false, eps, false),
+        Kernel::AddRmsNorm { eps } => (false, false, eps, true),
+        _ => return None,
+    };
+    let norm = QuantisedNorm { centred, shift, eps, adds, rows: true, columns: true };
+    let (columns, gain) = (graph.shape(y).columns(), graph.shape(inputs[norm.summands()]));
+    let is_whole = columns <= MOST_NORM_COLUMNS && gain.elements() == columns;
+    (is_whole && outputs[usize::from(adds)] == y).then_some(norm)
 }

@@ -127,6 +127,7 @@ pub(super) fn add(
         | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
+        | Kernel::QuantisedNorm(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GlobalNorm
         | Kernel::Guard(_)

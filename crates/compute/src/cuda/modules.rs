@@ -29,6 +29,7 @@ pub(super) enum Source {
     FewRows,
     BatchRows,
     Quantise,
+    QuantiseNorm,
     Attention,
     AttentionDecode,
     DecodeStep,
@@ -39,8 +40,9 @@ pub(super) enum Source {
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 8] = [
     ("decode.cuh", include_str!("kernels/decode.cuh")),
+    ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
@@ -50,7 +52,7 @@ const HEADERS: [(&str, &str); 7] = [
 ];
 
 impl Source {
-    const ALL: [Source; 21] = [
+    const ALL: [Source; 22] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -64,6 +66,7 @@ impl Source {
         Source::FewRows,
         Source::BatchRows,
         Source::Quantise,
+        Source::QuantiseNorm,
         Source::Attention,
         Source::AttentionDecode,
         Source::DecodeStep,
@@ -106,7 +109,7 @@ impl Source {
     /// The first compute capability that has the instructions which the file is made of.
     fn oldest_capability(self) -> usize {
         match self {
-            Source::Quantise => EIGHT_BIT_CAPABILITY,
+            Source::Quantise | Source::QuantiseNorm => EIGHT_BIT_CAPABILITY,
             _ => OLDEST_CAPABILITY,
         }
     }
@@ -123,6 +126,7 @@ impl Source {
             | Source::Reduce
             | Source::Update
             | Source::Quantise
+            | Source::QuantiseNorm
             | Source::Muon
             | Source::Gemm => true,
             // Some of these start early as well, but each in its own way.
@@ -151,6 +155,7 @@ impl Source {
             Source::Reduce => "reduce.cu",
             Source::Update => "update.cu",
             Source::Quantise => "quantise.cu",
+            Source::QuantiseNorm => "quantise_norm.cu",
             Source::Muon => "muon.cu",
             Source::Gemm => "gemm.cu",
             Source::FewRows => "few_rows.cu",
@@ -181,6 +186,7 @@ impl Source {
             Source::FewRows => include_str!("kernels/few_rows.cu"),
             Source::BatchRows => include_str!("kernels/batch_rows.cu"),
             Source::Quantise => include_str!("kernels/quantise.cu"),
+            Source::QuantiseNorm => include_str!("kernels/quantise_norm.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
             Source::DecodeStep => include_str!("kernels/decode_step.cu"),

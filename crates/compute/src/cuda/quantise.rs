@@ -1,6 +1,7 @@
 //! Products of eight bits: the kernels that write their factors, and the library's products of them.
 
 mod head;
+mod norm;
 
 use super::{
     blas::{Epilogue, Factor, Product},
@@ -31,6 +32,7 @@ pub(super) fn add(
 ) -> Result<bool> {
     let dtype = match kernel {
         Kernel::Quantise(of) => of.of,
+        Kernel::QuantisedNorm(of) => of.copies().of,
         Kernel::ScaledProduct { .. } => inputs[0].of.dtype,
         Kernel::HeadLoss(head) => head.products,
         _ => return Ok(false),
@@ -42,6 +44,10 @@ pub(super) fn add(
     let is_there = match kernel {
         Kernel::Quantise(of) => {
             quantise(builder, of, inputs, outputs)?;
+            true
+        }
+        Kernel::QuantisedNorm(of) => {
+            norm::add(builder, of, inputs, outputs)?;
             true
         }
         &Kernel::ScaledProduct { bias, add } => {
@@ -56,13 +62,7 @@ pub(super) fn add(
 
 fn quantise(builder: &mut Builder<'_>, of: &Quantise, inputs: &[View], outputs: &[View]) -> Result<()> {
     let x = inputs[0].of;
-    let mut others = outputs[1..].iter();
-    let mut copy = |is_wanted: bool| {
-        let view = if is_wanted { others.next() } else { None };
-        view.map(|view| builder.pointer(view))
-    };
-    let (as_it_is, transposed) = (copy(of.rows), copy(of.columns));
-    let copies = Copies { of: of.of, unit: builder.pointer(&outputs[0]), as_it_is, transposed };
+    let copies = Copies::new(builder, of, outputs);
     let [rows, columns] = [x.shape.rows(), x.shape.columns()];
     let operands: Vec<Arg> = inputs.iter().map(|view| builder.pointer(view)).collect();
     let matrix = Numbers { source: of.source, operands: &operands, real: x.dtype, rows, columns };
@@ -89,6 +89,19 @@ struct Copies {
     unit: Arg,
     as_it_is: Option<Arg>,
     transposed: Option<Arg>,
+}
+
+impl Copies {
+    /// Those that are wanted, where a launch has them.
+    fn new(builder: &Builder<'_>, of: &Quantise, outputs: &[View]) -> Self {
+        let mut others = outputs[1..].iter();
+        let mut copy = |is_wanted: bool| {
+            let view = if is_wanted { others.next() } else { None };
+            view.map(|view| builder.pointer(view))
+        };
+        let (as_it_is, transposed) = (copy(of.rows), copy(of.columns));
+        Copies { of: of.of, unit: builder.pointer(&outputs[0]), as_it_is, transposed }
+    }
 }
 
 /// "Not there", as kernels take it.

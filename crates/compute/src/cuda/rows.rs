@@ -82,6 +82,7 @@ pub(super) fn add(
         | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
+        | Kernel::QuantisedNorm(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::HeadLoss(_) => return Ok(false),
     }

@@ -152,6 +152,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::Adjust => update::adjust(inputs, outputs),
         Kernel::Draw(draw) => update::draw(*draw, inputs, outputs),
         Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
+        Kernel::QuantisedNorm(of) if !of.adds => quantise::norm(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
         Kernel::Guard(guard) => update::guard(guard, inputs, outputs),
@@ -178,6 +179,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
+        | Kernel::QuantisedNorm(_)
         | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {
                 kernel: kernel.name(),

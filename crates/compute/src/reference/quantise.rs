@@ -1,16 +1,39 @@
 //! Products of eight bits.
 
-use super::Tensor;
-use crate::quantise::{Quantise, sample_stride, unit};
+use super::{Tensor, forward};
+use crate::quantise::{Quantise, QuantisedNorm, norm_unit, sample_stride, unit};
 
 /// Numbers in their unit, as they stand and transposed; storing rounds them.
 pub(super) fn quantise(of: &Quantise, inputs: &[&Tensor], outputs: &mut [Tensor]) {
     let x = inputs[0];
     let sampled = (0..x.rows()).step_by(sample_stride(x.rows())).flat_map(|row| x.row(row));
-    // The largest of anything and what is not a number is not a number.
+    write_copies(of, x, unit(largest(sampled), of.of), outputs);
+}
+
+/// A norm's result in the unit that follows from its gains and shifts.
+pub(super) fn norm(of: &QuantisedNorm, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (statistics, copies) = outputs.split_at_mut(of.statistics());
+    let mut results = vec![inputs[0].clone()];
+    results.extend_from_slice(statistics);
+    let eps = f64::from(of.eps);
+    if of.centred {
+        forward::layer_norm(eps, of.shift, inputs, &mut results);
+    } else {
+        forward::rms_norm(eps, inputs, &mut results);
+    }
+    statistics.clone_from_slice(&results[1..]);
+    let [gain, shift] = [1, 2].map(|index| inputs.get(index).map_or(0.0, |of| largest(&of.data)));
+    write_copies(&of.copies(), &results[0], norm_unit(inputs[0].columns(), gain, shift), copies);
+}
+
+/// The largest number without its sign; that of anything and what is not a number is not a number.
+fn largest<'a>(numbers: impl IntoIterator<Item = &'a f64>) -> f64 {
     let larger = |max: f64, x: f64| if max.is_nan() || max >= x { max } else { x };
-    let largest = sampled.fold(0.0f64, |max, x| larger(max, x.abs()));
-    let unit = unit(largest, of.of);
+    numbers.into_iter().fold(0.0, |max, x| larger(max, x.abs()))
+}
+
+/// The unit, and the copies that are wanted.
+fn write_copies(of: &Quantise, x: &Tensor, unit: f64, outputs: &mut [Tensor]) {
     outputs[0].data[0] = unit;
     let mut copies = outputs[1..].iter_mut();
     if of.rows

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ironmill_compute::{
     Adam, Attention, DType, Descend, Draw, Guard, HeadLoss, Kernel, LossShape, Mask, NormGrads, Op, Quantise,
-    Sgd, Shape, UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
+    QuantisedNorm, Sgd, Shape, UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -241,6 +241,34 @@ pub fn quantised() -> Vec<Case> {
                 let outputs = out.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
                 let terms = inputs[0].of.shape.rows();
                 cases.push(Case { kernel: Kernel::Quantise(kernel), inputs: inputs.clone(), outputs, terms });
+            }
+        }
+    }
+    cases
+}
+
+/// Norms that write eight bits: parts of a block's rows and several blocks, parts of a warp's columns and several packs.
+pub fn quantised_norms() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dims in [&[16, 16][..], &[2, 24, 80], &[160, 272], &[3, 5, 16, 768], &[48, 1600], &[16, 2048]] {
+        for (centred, shift, adds) in [
+            (true, true, false),
+            (true, true, true),
+            (true, false, true),
+            (false, false, false),
+            (false, false, true),
+        ] {
+            for (rows, columns) in [(true, true), (true, false), (false, true)] {
+                let kernel = QuantisedNorm { centred, shift, eps: 1e-5, adds, rows, columns };
+                let mut inputs: Vec<_> =
+                    (1..=kernel.summands() as u32).map(|salt| random(dims, salt)).collect();
+                let parameters = 1 + u32::from(shift);
+                inputs.extend((0..parameters).map(|salt| random(&dims[dims.len() - 1..], 3 + salt)));
+                let types: Vec<_> = inputs.iter().map(|tensor| tensor.of).collect();
+                let out = kernel.outputs(&types).expect("a norm's operands");
+                let outputs = out.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
+                let kernel = Kernel::QuantisedNorm(kernel);
+                cases.push(Case { kernel, inputs, outputs, terms: dims[dims.len() - 1] });
             }
         }
     }

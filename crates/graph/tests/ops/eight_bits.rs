@@ -39,9 +39,10 @@ fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_wa
     let count = |is: &dyn Fn(&Kernel) -> bool| trial.runtime.kernels(program.id).filter(|k| is(k)).count();
     // Four products a layer, forward and two gradients, in two layers.
     assert_eq!(count(&|kernel| matches!(kernel, Kernel::ScaledProduct { .. })), 2 * 4 * 3);
-    // Each has an input, a weight and a gradient of its own.
-    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * 4 * 3);
-    for (source, expected) in [(Source::Gelu, 2), (Source::GeluGrad, 2), (Source::Stored, 20)] {
+    // Each has an input, a weight and a gradient of its own. Two inputs of a layer are results of norms.
+    assert_eq!(count(&|kernel| matches!(kernel, Kernel::QuantisedNorm(_))), 2 * 2);
+    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * (4 * 3 - 2));
+    for (source, expected) in [(Source::Gelu, 2), (Source::GeluGrad, 2), (Source::Stored, 16)] {
         let is = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.source == source);
         assert_eq!(count(&is), expected, "{source:?}");
     }
@@ -57,7 +58,11 @@ fn only_the_copies_that_are_read_are_written() {
     let model = Model::new(SIZE);
     let mut trial = Trial::new(&model, exact(), &Passes::NONE);
     let program = trial.compile(model.forward(2), &EIGHT);
-    let transposed = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.columns);
+    let transposed = |kernel: &Kernel| match kernel {
+        Kernel::Quantise(of) => of.columns,
+        Kernel::QuantisedNorm(of) => of.columns,
+        _ => false,
+    };
     assert_eq!(trial.runtime.kernels(program.id).filter(|kernel| transposed(kernel)).count(), 0);
 }
 
@@ -66,7 +71,9 @@ fn sizes_that_the_matrix_units_do_not_take_stay_as_they_are() {
     let model = Model::new(Size { positions: 5, ..SIZE });
     let mut trial = Trial::new(&model, exact(), &Passes::NONE);
     let program = trial.compile(model.micro(2, false), &EIGHT);
-    let is_eight = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(_) | Kernel::ScaledProduct { .. });
+    let is_eight = |kernel: &Kernel| {
+        matches!(kernel, Kernel::Quantise(_) | Kernel::QuantisedNorm(_) | Kernel::ScaledProduct { .. })
+    };
     assert!(!trial.runtime.kernels(program.id).any(is_eight));
 }
 
@@ -113,5 +120,8 @@ fn cpu_refuses_eight_bits_by_name_when_the_program_is_compiled() {
     let model = Model::new(SIZE);
     let mut runtime = Runtime::new(cpu(1), &model.states).unwrap();
     let message = runtime.compile(model.micro(2, false).graph, &EIGHT).unwrap_err().to_string();
-    assert!(message.starts_with("the cpu backend has no quantise kernel in e4m3"), "{message}");
+    assert!(
+        message.starts_with("the cpu backend has no quantise_add_layer_norm kernel in e4m3"),
+        "{message}"
+    );
 }

@@ -5,6 +5,7 @@
 // 8 rows, turns their bytes round in registers and leaves words of 4 rows in shared memory, from where columns are
 // written. Rows and columns are multiples of 16. Sums of columns are taken of the numbers before they are rounded.
 #include "prelude.cuh"
+#include "eight_bits.cuh"
 #include "gelu.cuh"
 
 constexpr u32 THREADS = 512, TILE = 128, EACH = 8, PARTIALS = 256;
@@ -118,36 +119,6 @@ __device__ __forceinline__ void largest(const real* first, const real* second, u
         for (int e = 0; e < EACH; e++) most = max(most, __float_as_uint(x[e]) & 0x7fffffffu);
     }
     leave_largest(most, partials);
-}
-
-// The power of two by which numbers are multiplied when the largest has these bits; `top` is what it comes below.
-__device__ __forceinline__ float scale_of(u32 largest, int top) {
-    constexpr int MOST_SHIFT = 100;
-    if (largest == 0) return 1.0f;
-    if (largest >= 0x7f800000u) return __uint_as_float(0x7fffffffu);
-    const int shift = top + 126 - (int)(largest >> 23);
-    return __uint_as_float((u32)(127 + max(-MOST_SHIFT, min(MOST_SHIFT, shift))) << 23);
-}
-
-// Two numbers as bytes, to nearest; what is too large becomes the largest there is.
-template <bool E5M2> __device__ __forceinline__ u32 two_bytes(float low, float high) {
-    u16 pair;
-    if constexpr (E5M2) {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    } else {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    }
-    return pair;
-}
-
-// Words of 4 columns in 4 rows become words of 4 rows in 4 columns.
-__device__ __forceinline__ void turn(u32 (&words)[4]) {
-    const u32 a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[2], words[3], 0x5140);
-    const u32 c = __byte_perm(words[0], words[1], 0x7362), d = __byte_perm(words[2], words[3], 0x7362);
-    words[0] = __byte_perm(a, b, 0x5410);
-    words[1] = __byte_perm(a, b, 0x7632);
-    words[2] = __byte_perm(c, d, 0x5410);
-    words[3] = __byte_perm(c, d, 0x7632);
 }
 
 // Where shared memory has the words of rows 8·pair … 8·pair + 7 of a column. Pairs are exchanged by the column's pack, so
