@@ -89,6 +89,8 @@ pub(super) enum Start {
     /// In clusters of so many, as soon as the kernel before lets the next one begin. It waits for that one itself, before it touches
     /// what others write, and lets its own successor begin only then: so all but the one before have ended.
     Early { cluster: u32 },
+    /// In clusters of so many, when everything before has ended.
+    Clusters { cluster: u32 },
 }
 
 /// One thing to put on the stream.
@@ -283,6 +285,26 @@ impl<'a> Builder<'a> {
         if let Some(Pending::Kernel { start, .. }) = self.pending.last_mut() {
             *start = Start::Early { cluster };
         }
+    }
+
+    /// Lets a kernel that would start early start when everything before has ended.
+    pub fn start_in_turn(&mut self, index: usize) {
+        if let Some(Pending::Kernel { start, .. }) = self.pending.get_mut(index)
+            && let Start::Early { cluster } = *start
+        {
+            *start = Start::Clusters { cluster };
+        }
+    }
+
+    /// Whether all calls so far are kernels of ours.
+    pub fn has_kernels_alone(&self) -> bool {
+        self.pending.iter().all(|pending| matches!(pending, Pending::Kernel { .. }))
+    }
+
+    /// Takes back all calls so far.
+    pub fn take_back(&mut self) {
+        self.pending.clear();
+        self.just_written = None;
     }
 
     /// The same for a kernel whose blocks wait for each other; false, and nothing added, where the card does not run them all at once.

@@ -598,6 +598,7 @@ impl Driver {
             Start::Early { cluster } => {
                 ([LaunchAttribute::new(EARLY, 1), LaunchAttribute::new(CLUSTER, cluster)], 2)
             }
+            Start::Clusters { cluster } => ([LaunchAttribute::new(CLUSTER, cluster); 2], 1),
         };
         let config = LaunchConfig {
             blocks: grid.blocks,

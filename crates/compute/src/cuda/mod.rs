@@ -7,6 +7,7 @@
 mod aside;
 mod attention;
 mod blas;
+mod branches;
 mod call;
 mod cudnn;
 mod driver;
@@ -36,6 +37,7 @@ use std::{
 
 use aside::write_aside;
 use blas::Blas;
+use branches::{Branches, Side, Track};
 use call::{Builder, Call, Machine};
 use cudnn::Cudnn;
 use driver::{Attribute, Driver};
@@ -196,6 +198,7 @@ pub struct Cuda {
     blas: Blas,
     cudnn: Option<Cudnn>,
     staging: RefCell<Staging>,
+    side: Side,
     buffers: Vec<Option<Buffer>>,
     fault: u64,
     events: Vec<usize>,
@@ -272,6 +275,8 @@ struct Buffer {
 /// A bound list of launches.
 struct Sequence {
     calls: Vec<Call>,
+    /// For every call, where it runs.
+    tracks: Vec<Track>,
     /// For every launch, the end of its calls.
     ends: Vec<usize>,
     buffers: Vec<BufferId>,
@@ -280,6 +285,8 @@ struct Sequence {
     many: usize,
     scratch: Option<(u64, usize)>,
     constants: Option<(u64, usize)>,
+    /// What halves of rows keep apart.
+    branches: Option<(u64, usize)>,
     /// For the room that a run of it waits for.
     patience: Patience,
     driver: Arc<Driver>,
@@ -290,7 +297,7 @@ impl Drop for Sequence {
         for graph in [self.graph, self.many].into_iter().filter(|&graph| graph != 0) {
             self.driver.destroy_graph(graph);
         }
-        for (address, _) in [self.scratch, self.constants].into_iter().flatten() {
+        for (address, _) in [self.scratch, self.constants, self.branches].into_iter().flatten() {
             self.driver.free(address);
         }
     }
@@ -351,6 +358,7 @@ impl Cuda {
             }
             kept.take(found);
         }
+        let side = Side::new(Arc::clone(&driver))?;
         let fault = driver.allocate(4 * FAULT_WORDS)?;
         driver.clear(fault, 4 * FAULT_WORDS, stream)?;
         let mut modules =
@@ -362,6 +370,7 @@ impl Cuda {
             blas,
             cudnn,
             staging,
+            side,
             buffers: Vec::new(),
             fault,
             events: Vec::new(),
@@ -474,8 +483,19 @@ impl Cuda {
     }
 
     fn build(&mut self, launches: &[Launch], for_state: bool) -> Result<Sequence> {
+        let take = |bytes: usize| -> Result<Option<(u64, usize)>> {
+            if bytes == 0 { Ok(None) } else { Ok(Some((self.driver.allocate(bytes)?, bytes))) }
+        };
+        let at = |memory: Option<(u64, usize)>| memory.map_or(0, |(address, _)| address);
+        // The first number that no buffer has.
+        let apart = BufferId(self.buffers.len());
+        let branches = if for_state { branches::split(launches, apart) } else { None };
+        let branch_memory = take(branches.as_ref().map_or(0, |branches| branches.bytes))?;
         let buffers = std::mem::take(&mut self.buffers);
-        let address = |id: BufferId| buffers[id.0].as_ref().map_or(0, |buffer| buffer.address);
+        let address = |id: BufferId| match buffers.get(id.0) {
+            Some(buffer) => buffer.as_ref().map_or(0, |buffer| buffer.address),
+            None => at(branch_memory),
+        };
         let machine = Machine {
             driver: &self.driver,
             modules: &mut self.modules,
@@ -486,19 +506,16 @@ impl Cuda {
             stream: self.stream,
         };
         let mut builder = Builder::new(machine, &address);
-        let outcome = fill(&mut builder, launches, for_state);
+        let outcome = fill(&mut builder, launches, for_state, branches.as_ref());
         let (scratch_bytes, constants) = (builder.scratch_bytes(), builder.constants().to_vec());
-        let finished = outcome.and_then(|ends| {
-            let take = |bytes: usize| -> Result<Option<(u64, usize)>> {
-                if bytes == 0 { Ok(None) } else { Ok(Some((self.driver.allocate(bytes)?, bytes))) }
-            };
+        let finished = outcome.and_then(|filled| {
             let (scratch, constant_memory) = (take(scratch_bytes)?, take(constants.len())?);
-            let at = |memory: Option<(u64, usize)>| memory.map_or(0, |(address, _)| address);
             let calls = builder.finish(at(constant_memory), at(scratch))?;
-            Ok((calls, ends, scratch, constant_memory))
+            Ok((calls, filled, scratch, constant_memory))
         });
         self.buffers = buffers;
-        let (calls, ends, scratch, constant_memory) = finished?;
+        let (calls, Filled { ends, tracks }, scratch, constant_memory) =
+            finished.inspect_err(|_| self.driver.free(at(branch_memory)))?;
         if let Some((address, bytes)) = constant_memory {
             self.staging.borrow_mut().upload(address, bytes, 1, |at, piece| {
                 piece.copy_from_slice(&constants[at..at + piece.len()]);
@@ -510,12 +527,14 @@ impl Cuda {
         named.dedup();
         Ok(Sequence {
             calls,
+            tracks,
             ends,
             buffers: named,
             graph: 0,
             many: 0,
             scratch,
             constants: constant_memory,
+            branches: branch_memory,
             patience: Patience::default(),
             driver: Arc::clone(&self.driver),
         })
@@ -524,10 +543,25 @@ impl Cuda {
     /// A graph of so many runs of a sequence.
     fn capture(&self, sequence: &Sequence, runs: usize) -> Result<usize> {
         self.driver.begin_capture(self.stream)?;
-        let mut calls = (0..runs).flat_map(|_| &sequence.calls);
-        let issued = calls.try_for_each(|call| self.issue(call));
+        let issued = (0..runs).try_for_each(|_| self.issue_all(sequence));
         let graph = self.driver.end_capture(self.stream);
         issued.and(graph)
+    }
+
+    /// Puts all calls of a sequence on the stream, those of its second half on the one beside it.
+    fn issue_all(&self, sequence: &Sequence) -> Result<()> {
+        let mut is_parted = false;
+        for (call, track) in sequence.calls.iter().zip(&sequence.tracks) {
+            match track {
+                Track::Trunk if is_parted => self.side.meet(self.stream)?,
+                Track::Half(_) if !is_parted => self.side.part(self.stream)?,
+                _ => {}
+            }
+            is_parted = *track != Track::Trunk;
+            let stream = if *track == Track::Half(1) { self.side.stream } else { self.stream };
+            call.issue(&self.driver, &self.blas, stream)?;
+        }
+        Ok(())
     }
 }
 
@@ -578,28 +612,76 @@ impl InFlight {
     }
 }
 
-/// Adds the calls of all launches and gives, for every launch, the end of its calls. Where nobody looks at values afterwards, one
-/// call may stand for many launches.
-fn fill(builder: &mut Builder<'_>, launches: &[Launch], for_state: bool) -> Result<Vec<usize>> {
-    let mut ends = Vec::with_capacity(launches.len());
+/// For every launch the end of its calls, and for every call where it runs.
+#[derive(Default)]
+struct Filled {
+    ends: Vec<usize>,
+    tracks: Vec<Track>,
+}
+
+/// Adds the calls of all launches. Where nobody looks at values afterwards, one call may stand for many launches, or halves of their rows
+/// may run beside each other.
+fn fill(
+    builder: &mut Builder<'_>,
+    launches: &[Launch],
+    for_state: bool,
+    branches: Option<&Branches>,
+) -> Result<Filled> {
+    let mut filled = Filled::default();
     if for_state && let Some(stood_for) = step::add(builder, launches)? {
-        ends.resize(stood_for, builder.len());
+        filled.ends.resize(stood_for, builder.len());
+    } else if let Some(branches) = branches {
+        filled = fill_halves(builder, branches)?;
     }
-    for Launch { kernel, inputs, outputs } in &launches[ends.len()..] {
-        builder.begin_launch();
-        let is_there = rows::add(builder, kernel, inputs, outputs)?
-            || linear::add(builder, kernel, inputs, outputs)?
-            || quantise::add(builder, kernel, inputs, outputs)?
-            || cudnn::add(builder, kernel, inputs, outputs)?
-            || attention::add(builder, kernel, inputs, outputs)?;
-        if !is_there {
-            let dtype = outputs.first().map_or(DType::F32, |view| view.of.dtype);
-            return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
+    let first = builder.len();
+    for launch in &launches[filled.ends.len()..] {
+        fill_one(builder, launch)?;
+        filled.ends.push(builder.len());
+    }
+    // Where halves meet there are two kernels before.
+    if filled.tracks.contains(&Track::Half(1)) {
+        builder.start_in_turn(first);
+    }
+    filled.tracks.resize(builder.len(), Track::Trunk);
+    Ok(filled)
+}
+
+/// Adds the calls of both halves, or none where they cannot run beside each other: what needs working memory, as the library's products
+/// do, runs by turns.
+fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled> {
+    let mut filled = Filled::default();
+    for halves in &branches.launches {
+        for (half, launch) in halves.iter().enumerate() {
+            let first = builder.len();
+            fill_one(builder, launch)?;
+            // A kernel that starts early waits for the one before on its own stream alone, and here there is none.
+            if half == 1 && filled.ends.is_empty() {
+                builder.start_in_turn(first);
+            }
+            filled.tracks.resize(builder.len(), Track::Half(half));
         }
-        builder.end_launch(outputs);
-        ends.push(builder.len());
+        filled.ends.push(builder.len());
     }
-    Ok(ends)
+    if builder.has_kernels_alone() && builder.scratch_bytes() == 0 {
+        return Ok(filled);
+    }
+    builder.take_back();
+    Ok(Filled::default())
+}
+
+fn fill_one(builder: &mut Builder<'_>, Launch { kernel, inputs, outputs }: &Launch) -> Result<()> {
+    builder.begin_launch();
+    let is_there = rows::add(builder, kernel, inputs, outputs)?
+        || linear::add(builder, kernel, inputs, outputs)?
+        || quantise::add(builder, kernel, inputs, outputs)?
+        || cudnn::add(builder, kernel, inputs, outputs)?
+        || attention::add(builder, kernel, inputs, outputs)?;
+    if !is_there {
+        let dtype = outputs.first().map_or(DType::F32, |view| view.of.dtype);
+        return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
+    }
+    builder.end_launch(outputs);
+    Ok(())
 }
 
 /// What the compiler calls a capability. Hopper's own instructions need the letter.

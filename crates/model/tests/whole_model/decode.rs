@@ -96,16 +96,18 @@ fn one_kernel_for_a_step_gives_the_tokens_of_its_launches() {
     }
 }
 
-/// More rows than one kernel takes run as launches.
+/// More rows than one kernel takes run as launches, and still more as those of two halves beside each other.
 #[test]
 fn many_rows_give_the_tokens_of_few() {
     for config in wide_kinds() {
         let Some(mut engine) = engine(&config, DType::BF16) else { return };
-        let mut requests = requests(40, 40, 4);
-        let flown = run(&mut engine, 48, 0, &requests);
-        let launched = run_as_launches(&mut engine, &mut requests);
-        let compared = compare(&requests, &launched, &[flown], NEAR_TIE_OF_MANY);
-        assert!(compared >= 40, "{compared} tokens stood out, {config:?}");
+        for rows in [48, 100] {
+            let mut requests = requests(rows, 40, 4);
+            let flown = run(&mut engine, rows, 0, &requests);
+            let launched = run_as_launches(&mut engine, &mut requests);
+            let compared = compare(&requests, &launched, &[flown], NEAR_TIE_OF_MANY);
+            assert!(compared >= 40, "{compared} tokens stood out in {rows} rows, {config:?}");
+        }
     }
 }
 
