@@ -1,10 +1,11 @@
 //! Products of eight bits: exactly computed they change nothing, rounded they stay as near as their types allow, and a backend
 //! without them says so.
 
-use ironmill_compute::{DType, Kernel, Reference, quantise::Source};
-use ironmill_graph::{EightBits, Passes, Precision, Runtime, refresh_program};
+use ironmill_compute::{DType, HostData, Kernel, Reference, quantise::Source};
+use ironmill_graph::{EightBits, Graph, Passes, Precision, Runtime, States, refresh_program};
 
 use crate::{
+    cases::normals,
     harness::{cpu, exact},
     tiny::{Model, SMALL, Size, Trial, train},
     tolerance::{assert_close, largest},
@@ -51,6 +52,46 @@ fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_wa
     let sums = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.sums.is_some());
     assert_eq!(count(&sums), 2 * 4 - 3);
     assert_eq!(count(&|kernel| kernel.name() == "linear_grad_bias"), 0);
+}
+
+#[test]
+fn a_norm_writes_eight_bits_unless_somebody_reads_it_or_a_row_has_several() {
+    const COLUMNS: usize = 32;
+    let run = |gain: usize, is_kept: bool, passes: &Passes| {
+        let mut g = Graph::new();
+        let dims = [&[16, COLUMNS][..], &[16, COLUMNS], &[gain], &[48, COLUMNS]];
+        let inputs = dims.map(|dims| g.input("operand", dims, DType::F32));
+        let sum = g.add(inputs[0], inputs[1]).unwrap();
+        let normal = g.rms_norm(sum, inputs[2], 1e-5).unwrap();
+        let result = g.linear(normal, inputs[3], None).unwrap();
+        [Some(sum), Some(result), is_kept.then_some(normal)]
+            .into_iter()
+            .flatten()
+            .for_each(|kept| g.keep(kept));
+        let mut runtime = Runtime::new(exact(), &States::default()).unwrap();
+        let program = runtime.compile(g, passes).unwrap();
+        for (salt, (input, dims)) in inputs.into_iter().zip(dims).enumerate() {
+            let values: Vec<f32> =
+                normals(salt as u32, dims.iter().product()).iter().map(|x| *x as f32).collect();
+            runtime.write(program, input, HostData::F32(&values)).unwrap();
+        }
+        runtime.run(program).unwrap();
+        let names: Vec<&str> = runtime.kernels(program).map(Kernel::name).collect();
+        let results = [sum, result].map(|kept| runtime.read_f64(program, kept).unwrap()).concat();
+        (results, names.contains(&"quantise_add_rms_norm"), names.contains(&"quantise_rms_norm"))
+    };
+    let unfused = Passes { fuse: false, ..EIGHT };
+    for (gain, is_kept, passes, expected) in [
+        (COLUMNS, false, EIGHT, (true, false)),
+        (COLUMNS, false, unfused, (false, true)),
+        (COLUMNS, true, EIGHT, (false, false)),
+        (COLUMNS / 2, false, EIGHT, (false, false)),
+    ] {
+        let (plain, ..) = run(gain, is_kept, &Passes::NONE);
+        let (eight, adds, alone) = run(gain, is_kept, &passes);
+        assert_eq!((adds, alone), expected, "gain of {gain}, kept {is_kept}");
+        assert_close("the sum and the product", &eight, &plain, 1e-12);
+    }
 }
 
 #[test]
