@@ -30,6 +30,8 @@ pub struct Plan {
     pub top_k: usize,
     /// What weights are kept in, where the precision does not say it.
     pub weights: Option<Weights>,
+    /// How many of the likeliest tokens are asked for with every token, with their probabilities.
+    pub log_probabilities: Option<usize>,
     /// Times that all of it is done; the median counts.
     pub rounds: usize,
 }
@@ -179,8 +181,12 @@ fn measure(engine: &mut Engine, plan: &Plan, batch: usize, vocabulary: usize) ->
         for sample in 0..batch {
             // Prompts of their own, so that nothing is shared.
             let prompt = (0..plan.prompt).map(|_| random.below(vocabulary)).collect();
-            let request =
-                Request { sampling: sampling.clone(), sample: sample as u32, ..Request::new(prompt, tokens) };
+            let request = Request {
+                sampling: sampling.clone(),
+                sample: sample as u32,
+                log_probabilities: plan.log_probabilities,
+                ..Request::new(prompt, tokens)
+            };
             generator.submit(request)?;
         }
         while generator.next_token()?.is_some() {}

@@ -160,6 +160,9 @@ pub struct GenerateArgs {
     /// Draw from so many of the likeliest tokens; 0 takes the likeliest
     #[arg(long, default_value_t = 50, value_name = "K")]
     top_k: usize,
+    /// Ask for the probability of every token, and the N likeliest
+    #[arg(long, value_name = "N")]
+    log_probabilities: Option<u16>,
     /// Keep weights in eight bits, on a processor
     #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "precision")]
     weights: Option<Weights>,
@@ -255,6 +258,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
                 tokens: args.tokens as usize,
                 top_k: args.top_k,
                 weights: args.weights,
+                log_probabilities: args.log_probabilities.map(usize::from),
                 rounds: args.rounds.get(),
             };
             generate::run(&context.show, &args.common.device, &plan, settings)

@@ -63,7 +63,19 @@ fn generation_is_measured_for_every_batch_against_reading_and_arithmetic() {
     for (flag, name) in [("--precision", "fp32"), ("--precision", "bf16"), ("--weights", "int8")] {
         let tiny =
             ["bench", "generate", "--quick", "--model", "llama:2x2x32", "--vocab", "50", "--prompt", "5"];
-        let more = ["--tokens", "4", "--batch", "1,3", "--rounds", "1", flag, name, "--json"];
+        let more = [
+            "--tokens",
+            "4",
+            "--batch",
+            "1,3",
+            "--rounds",
+            "1",
+            flag,
+            name,
+            "--json",
+            "--log-probabilities",
+            "2",
+        ];
         let lines = lines(&desk.ok(&[&tiny[..], &more].concat()));
         let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["limits", "model", "generate", "generate"]);

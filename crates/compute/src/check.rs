@@ -118,6 +118,25 @@ impl Rule<'_> {
                     "there must be room for a token a row",
                 )
             }
+            Kernel::LogProbabilities(of) => {
+                self.count(3, 2)?;
+                let [rows, vocabulary] = [inputs[0].shape.rows(), inputs[0].shape.columns()];
+                self.ensure(
+                    vocabulary > 0 && of.count > 0,
+                    "there must be a token and room for the likeliest",
+                )?;
+                let alike = inputs[1].shape.elements() == rows && inputs[2].shape.elements() == 2 * rows;
+                self.ensure(alike, "ids are one number a row, lengths two")?;
+                let [likeliest, values] = [outputs[0].shape, outputs[1].shape];
+                let places = likeliest.columns() / of.count;
+                let fits = places > 0
+                    && (likeliest.rows(), likeliest.columns()) == (rows, places * of.count)
+                    && (values.rows(), values.columns()) == (rows, places * (of.count + 1));
+                self.ensure(
+                    fits,
+                    "there must be room for the likeliest tokens of every place, and one value more",
+                )
+            }
             Kernel::AddLayerNorm { eps, bias } => {
                 self.count(3 + usize::from(*bias), 4)?;
                 self.ensure(inputs[0].shape == inputs[1].shape, "both summands must have one shape")?;
@@ -419,6 +438,7 @@ impl Rule<'_> {
             Kernel::Sgd(_) => index == 2,
             Kernel::Adjust => index == 0,
             Kernel::Draw(_) => true,
+            Kernel::LogProbabilities(_) => index == 0,
             _ => false,
         };
         if let Kernel::HeadLoss(HeadLoss { products, .. }) = *self.kernel
@@ -473,6 +493,7 @@ impl Rule<'_> {
             Kernel::CacheCopy => index == 0,
             Kernel::Adjust => (2..5).contains(&index),
             Kernel::Draw(_) => index == 2,
+            Kernel::LogProbabilities(_) => index > 0,
             Kernel::Average { .. } => index == 2,
             Kernel::HeadLoss(_) => index == 2,
             Kernel::JointAttention(_) => index >= 1,

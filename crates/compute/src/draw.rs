@@ -60,6 +60,53 @@ pub(crate) fn seen_again(seen: u32, length: u32, prompt: u32) -> u32 {
     seen.max(1).saturating_add(u32::from(length > prompt))
 }
 
+/// The constants of log-probabilities: `(logits [B,V], ids u32[B,1], lengths u32[B,2]) → likeliest u32[B,N·n], values [B,N·(n+1)]`, both
+/// state.
+///
+/// They follow a [`Draw`] of N places, whose ids and lengths they read. At the place of the token that was drawn, `values` gets the natural
+/// logarithm of its probability and behind it those of the n likeliest tokens, whose ids `likeliest` gets, from the likeliest on; of equally
+/// likely ones the lower id is first. Behind the last token there are ids of `u32::MAX` and zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogProbabilities {
+    /// How many of the likeliest tokens.
+    pub count: usize,
+}
+
+impl LogProbabilities {
+    /// The place of the token that was drawn last, of so many there are, when so many were drawn.
+    pub(crate) fn place(room: usize, drawn: u32) -> usize {
+        drawn.wrapping_sub(1) as usize % room
+    }
+
+    /// Gives the likeliest tokens of a row and the logarithms of probabilities in the order in which they are stored. `order` has a place
+    /// for every id.
+    pub(crate) fn of(
+        self,
+        logit: impl Fn(usize) -> f64,
+        order: &mut [u32],
+        chosen: u32,
+        mut put: impl FnMut(usize, u32, f64),
+    ) {
+        sort(&logit, order);
+        let highest = order.first().map_or(f64::NEG_INFINITY, |&best| logit(best as usize));
+        let sum: f64 = (0..order.len()).map(|id| (logit(id) - highest).exp()).sum();
+        let log_of = |id: u32| logit(id as usize) - (highest + sum.ln());
+        put(0, chosen, log_of(chosen));
+        for rank in 0..self.count {
+            match order.get(rank) {
+                Some(&id) => put(rank + 1, id, log_of(id)),
+                None => put(rank + 1, u32::MAX, 0.0),
+            }
+        }
+    }
+}
+
+/// All ids from the likeliest on.
+fn sort(logit: impl Fn(usize) -> f64, order: &mut [u32]) {
+    order.iter_mut().zip(0..).for_each(|(place, id)| *place = id);
+    order.sort_unstable_by(|&a, &b| logit(b as usize).total_cmp(&logit(a as usize)).then(a.cmp(&b)));
+}
+
 /// How a row is drawn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -78,9 +125,8 @@ pub(crate) fn draw(
     key: [u32; 2],
     [length, sample]: [u32; 2],
 ) -> u32 {
-    order.iter_mut().zip(0..).for_each(|(place, id)| *place = id);
+    sort(&logit, order);
     let logit = |id: u32| logit(id as usize);
-    order.sort_unstable_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b)));
     let Some(&best) = order.first() else { return 0 };
     if limits.temperature <= 0.0 {
         return best;

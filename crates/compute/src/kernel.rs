@@ -12,7 +12,7 @@ pub use update::{Adam, Descend, Sgd, UpdateRange};
 pub(crate) use update::{NORMALISE_EPS, average_decay};
 
 use crate::{
-    draw::Draw,
+    draw::{Draw, LogProbabilities},
     op::{Attention, LossShape, Mask, Op},
     quantise::{Quantise, QuantisedNorm, Source},
     tensor::{DType, Shape, TensorType},
@@ -40,6 +40,8 @@ pub enum Kernel {
     Adjust,
     /// Draws tokens and moves rows on. See [`Draw`].
     Draw(Draw),
+    /// What a token that was drawn, and the likeliest ones, are likely to be. See [`LogProbabilities`].
+    LogProbabilities(LogProbabilities),
     /// Fused: an op all of whose outputs are written into state, without an intermediate value.
     OpInto {
         /// The op.
@@ -222,6 +224,7 @@ impl Kernel {
             Kernel::CacheCopy => "cache_copy",
             Kernel::Adjust => "adjust",
             Kernel::Draw(_) => "draw",
+            Kernel::LogProbabilities(_) => "log_probabilities",
             Kernel::AddLayerNorm { .. } => "add_layer_norm",
             Kernel::AddRmsNorm { .. } => "add_rms_norm",
             Kernel::LayerNormGradAdd => "layer_norm_grad_add",
@@ -432,6 +435,7 @@ impl Kernel {
             | Kernel::CacheCopy
             | Kernel::Adjust
             | Kernel::Draw(_)
+            | Kernel::LogProbabilities(_)
             | Kernel::GlobalNorm
             | Kernel::Guard(_)
             | Kernel::Adam(_)

@@ -46,7 +46,7 @@ mod tensor;
 pub use cpu::Cpu;
 pub use cuda::{AttentionBy, Cuda, CudaOptions};
 pub use device::{BufferId, Device, Frozen, HostData, Launch, ReadId, SequenceId, View};
-pub use draw::{Draw, Penalties};
+pub use draw::{Draw, LogProbabilities, Penalties};
 pub use error::{Error, Result};
 pub use kernel::{
     Adam, Descend, Expansion, GUARD_REPORT, GUARD_STATISTICS, Guard, HeadLoss, Kernel, NormGrads, Operand,

@@ -1,6 +1,6 @@
 //! The vocabulary a model is written in: one method an op, forward only.
 
-use ironmill_compute::{Attention, DType, Draw, Kernel, LossShape, Mask, Op, TensorType};
+use ironmill_compute::{Attention, DType, Draw, Kernel, LogProbabilities, LossShape, Mask, Op, TensorType};
 
 use crate::{
     error::Result,
@@ -128,6 +128,12 @@ impl Graph {
     /// Draws a token from the logits of every row and moves the rows on: see [`Draw`] for the five states.
     pub fn draw(&mut self, [logits, limits, keys]: [Tensor; 3], states: [Tensor; 5], context: usize) {
         self.push(Kernel::Draw(Draw { context }), vec![logits, limits, keys], states.to_vec());
+    }
+
+    /// Behind a draw of so many places: how likely its token and the likeliest ones are by some logits. Inputs are those and the draw's ids
+    /// and lengths; see [`LogProbabilities`] for the two states.
+    pub fn log_probabilities(&mut self, inputs: [Tensor; 3], states: [Tensor; 2], count: usize) {
+        self.push(Kernel::LogProbabilities(LogProbabilities { count }), inputs.to_vec(), states.to_vec());
     }
 
     /// GPT-2's smooth step.

@@ -75,7 +75,7 @@ pub struct Place<'a> {
 }
 
 /// The probability of a token under the model itself: before temperature, penalties and limits.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogProbability {
     /// The natural logarithm of the chosen token's probability.
     pub chosen: f32,

@@ -76,7 +76,9 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         }
         Kernel::HeadLoss(of) => head::needs(simd, of, input(0), input(1), operation.frozen(1)),
         // A place for every id.
-        Kernel::Draw(_) => Needs { scratch: input(0).columns(), ..Needs::default() },
+        Kernel::Draw(_) | Kernel::LogProbabilities(_) => {
+            Needs { scratch: input(0).columns(), ..Needs::default() }
+        }
         Kernel::GlobalNorm => {
             Needs { partials: rows::update::partial_count(input(0).elements()), ..Needs::default() }
         }
@@ -119,6 +121,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::CacheCopy => rows::copy::cache_copy(operands),
         Kernel::Adjust => rows::draw::adjust(operands),
         Kernel::Draw(of) => rows::draw::draw(context, operands, *of),
+        Kernel::LogProbabilities(of) => rows::draw::log_probabilities(context, operands, *of),
         Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
         Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),
         Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),

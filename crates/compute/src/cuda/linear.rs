@@ -115,6 +115,7 @@ pub(super) fn add(
         | Kernel::CacheCopy
         | Kernel::Adjust
         | Kernel::Draw(_)
+        | Kernel::LogProbabilities(_)
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
         | Kernel::LayerNormGradAdd

@@ -56,6 +56,7 @@ pub(super) fn add(
         Kernel::CacheCopy => copy::cache_copy(builder, launch)?,
         Kernel::Adjust => draw::adjust(builder, launch)?,
         Kernel::Draw(of) => draw::draw(builder, launch, *of)?,
+        Kernel::LogProbabilities(of) => draw::log_probabilities(builder, launch, *of)?,
         Kernel::AddLayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, true)?,
         Kernel::AddRmsNorm { eps } => norm::rms_norm(builder, launch, *eps, true)?,
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,

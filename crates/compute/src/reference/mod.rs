@@ -119,6 +119,7 @@ impl Reference {
                 | Kernel::CacheCopy
                 | Kernel::Adjust
                 | Kernel::Draw(_)
+                | Kernel::LogProbabilities(_)
         ) {
             check::shapes(launch)?;
         }
@@ -151,6 +152,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::CacheCopy => update::cache_copy(inputs, outputs),
         Kernel::Adjust => update::adjust(inputs, outputs),
         Kernel::Draw(draw) => update::draw(*draw, inputs, outputs),
+        Kernel::LogProbabilities(of) => update::log_probabilities(*of, inputs, outputs),
         Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
         Kernel::QuantisedNorm(of) if !of.adds => quantise::norm(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),

@@ -1,7 +1,7 @@
 //! State writes and the optimiser.
 
 use super::Tensor;
-use crate::draw::{self, Draw, Limits, Penalties};
+use crate::draw::{self, Draw, Limits, LogProbabilities, Penalties};
 use crate::kernel::{
     Adam, Descend, GUARD_STATISTICS, Guard, Judgement, NORMALISE_EPS, Observation, Sgd, average_decay,
 };
@@ -73,6 +73,28 @@ pub(super) fn draw(constants: Draw, inputs: &[&Tensor], outputs: &mut [Tensor]) 
         positions.data[row] = next[0];
         places.data[2 * row + 1] = next[1];
         lengths.data[2 * row..2 * row + 2].copy_from_slice(&next[2..]);
+    }
+}
+
+pub(super) fn log_probabilities(of: LogProbabilities, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let [logits, ids, lengths] = [inputs[0], inputs[1], inputs[2]];
+    let vocabulary = logits.columns();
+    let [likeliest, values] = outputs else { unreachable!("checked at bind") };
+    let room = likeliest.shape.columns() / of.count;
+    let mut order = vec![0; vocabulary];
+    for (row, logits) in logits.data.chunks_exact(vocabulary).enumerate() {
+        let place = row * room + LogProbabilities::place(room, lengths.index(2 * row + 1) as u32);
+        of.of(
+            |id| logits[id],
+            &mut order,
+            ids.index(row) as u32,
+            |at, id, value| {
+                values.data[place * (of.count + 1) + at] = value;
+                if let Some(rank) = at.checked_sub(1) {
+                    likeliest.data[place * of.count + rank] = id.into();
+                }
+            },
+        );
     }
 }
 

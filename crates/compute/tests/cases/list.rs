@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use ironmill_compute::{
-    Adam, Attention, DType, Descend, Draw, Guard, HeadLoss, Kernel, LossShape, Mask, NormGrads, Op, Quantise,
-    QuantisedNorm, Sgd, Shape, UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
+    Adam, Attention, DType, Descend, Draw, Guard, HeadLoss, Kernel, LogProbabilities, LossShape, Mask,
+    NormGrads, Op, Quantise, QuantisedNorm, Sgd, Shape, UpdateRange, kernel::eight_bit_workspace_rows,
+    quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -384,6 +385,33 @@ fn draws(cases: &mut Vec<Case>) {
     }
 }
 
+/// Likeliest tokens of few and many, where they are fewer than asked for, and where hundreds are equally likely.
+fn log_probabilities(cases: &mut Vec<Case>) {
+    let rows = 3;
+    for (vocabulary, seed) in [(1, 1), (37, 2), (1000, 3), (5003, 4), (50257, 5)] {
+        for (count, is_even) in [(1, false), (20, false), (20, true)] {
+            let logits = match is_even {
+                // Few numbers, each of them many times, so that ids decide.
+                true => {
+                    reals(&[rows, vocabulary], (0..rows * vocabulary).map(|at| (at * 7 % 5) as f32).collect())
+                }
+                false => random(&[rows, vocabulary], seed),
+            };
+            let inputs = vec![
+                logits,
+                indices(&[rows, 1], (0..rows).map(|row| (31 * row % vocabulary) as u32).collect()),
+                indices(&[rows, 2], vec![9, 1, 9, 4, 9, 6]),
+            ];
+            let outputs = vec![
+                indices(&[rows, 3 * count], vec![7; 3 * rows * count]),
+                random(&[rows, 3 * (count + 1)], 6),
+            ];
+            let kernel = Kernel::LogProbabilities(LogProbabilities { count });
+            cases.push(Case { kernel, inputs, outputs, terms: vocabulary });
+        }
+    }
+}
+
 /// Texts that end with a token of the prompt and with one that was written, under each penalty and all of them.
 fn adjustments(cases: &mut Vec<Case>) {
     let penalties = [[0.0, 0.0, 0.0], [1.3, 0.0, 0.0], [1.0, 0.5, 0.0], [0.7, 0.25, -0.125]];
@@ -606,6 +634,7 @@ fn states(cases: &mut Vec<Case>) {
     let inputs = vec![indices(&[4, 3], vec![0, 2, 4, 0, 1, 99, 5, 3, 1, 4, 3, 0])];
     cases.push(Case { kernel: Kernel::CacheCopy, inputs, outputs: vec![random(&[5, 9, 6], 2)], terms: 1 });
     draws(cases);
+    log_probabilities(cases);
     adjustments(cases);
 
     let range = |start, len, weight_decay, rate| UpdateRange { start, len, weight_decay, rate };

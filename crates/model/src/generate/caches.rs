@@ -3,10 +3,14 @@
 use ironmill_compute::{DType, HostData, TensorType};
 use ironmill_graph::{Graph, Passes, ProgramId, Runtime, StateId, Tensor};
 
-use super::adjusting::{Adjust, Adjusting};
+use super::{
+    adjusting::{Adjust, Adjusting},
+    telling::Telling,
+};
 use crate::{
     architecture::{Attend, Buffers, Model, Tokens},
     error::Result,
+    sampling::LogProbability,
 };
 
 /// Key and value caches of all blocks: rows of `context` positions. Programs take any of the rows, in any order.
@@ -40,6 +44,7 @@ struct Flight {
     limits: Tensor,
     keys: Tensor,
     adjust: Option<Adjust>,
+    telling: Option<Telling>,
     /// Ids, positions, places, lengths and what was drawn.
     states: [StateId; 5],
     /// What the states hold, if they were not written since.
@@ -72,6 +77,14 @@ impl Pilot {
     fn idle(row: usize, cached: usize) -> Pilot {
         Pilot { row, cached, id: 0, length: 0, limits: [0.0; 3], keys: [0; 4], adjusting: None }
     }
+}
+
+/// What the rows of a flight drew, one row behind the other.
+pub(crate) struct Drawn {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// As many probabilities, if a row asks for them.
+    pub log_probabilities: Vec<LogProbability>,
 }
 
 /// The most steps of a flight.
@@ -155,6 +168,7 @@ impl Caches {
         freed.dedup();
         freed.extend(self.flights.iter().flat_map(|flight| flight.states));
         freed.extend(self.flights.iter().flat_map(|flight| flight.adjust.iter().flat_map(Adjust::states)));
+        freed.extend(self.flights.iter().flat_map(|flight| flight.telling.iter().flat_map(Telling::states)));
         freed.into_iter().for_each(|state| runtime.free_state(state));
     }
 
@@ -213,22 +227,22 @@ impl Caches {
         Ok(runtime.read(step.program, step.logits, logits)?)
     }
 
-    /// Lets the device draw `steps` tokens for each of some rows without waiting for any of them, then gives them: those of one row
-    /// behind each other. `idle` rows fill up the program as in [`Caches::step`].
+    /// Lets the device draw `steps` tokens for each of some rows without waiting for any of them, then gives them, with probabilities
+    /// if it `tells` them. `idle` rows fill up the program as in [`Caches::step`].
     pub fn fly(
         &mut self,
         (runtime, model, buffers): (&mut Runtime, &Model, Buffers),
-        rows: usize,
+        (rows, tells): (usize, bool),
         pilots: Vec<(Pilot, &[u32])>,
         idle: &[(usize, usize)],
         steps: usize,
-    ) -> Result<Vec<u32>> {
+    ) -> Result<Drawn> {
         let padding = idle.iter().map(|&(row, cached)| (Pilot::idle(row, cached), &[][..]));
         let (mut pilots, texts): (Vec<Pilot>, Vec<&[u32]>) =
             pilots.into_iter().chain(padding).take(rows).unzip();
         let adjusts = pilots.iter().any(|pilot| pilot.adjusting.is_some());
         let context = self.context;
-        let flight = self.flight_program(runtime, model, buffers, (rows, adjusts))?;
+        let flight = self.flight_program((runtime, model, buffers), rows, [adjusts, tells])?;
         if flight.at != pilots {
             if let Some(adjust) = &flight.adjust {
                 let rows: Vec<Option<&Adjusting>> =
@@ -260,23 +274,27 @@ impl Caches {
             .chunks_exact(MOST_AHEAD)
             .flat_map(|row| (first..first + steps).map(|step| row[step % MOST_AHEAD] as u32))
             .collect();
+        let log_probabilities = match &flight.telling {
+            Some(telling) => telling.read(runtime, first..first + steps, model.config().vocab_size)?,
+            None => Vec::new(),
+        };
         flight.flown += steps;
         for (pilot, tokens) in pilots.iter_mut().zip(tokens.chunks_exact(steps)) {
             (pilot.id, pilot.cached, pilot.length) =
                 (tokens[steps - 1], pilot.cached + steps, pilot.length + steps);
         }
         flight.at = pilots;
-        Ok(tokens)
+        Ok(Drawn { tokens, log_probabilities })
     }
 
     fn flight_program(
         &mut self,
-        runtime: &mut Runtime,
-        model: &Model,
-        buffers: Buffers,
-        (rows, adjusts): (usize, bool),
+        (runtime, model, buffers): (&mut Runtime, &Model, Buffers),
+        rows: usize,
+        [adjusts, tells]: [bool; 2],
     ) -> Result<&mut Flight> {
-        let is_known = |flight: &Flight| (flight.rows, flight.adjust.is_some()) == (rows, adjusts);
+        let parts = |flight: &Flight| [flight.adjust.is_some(), flight.telling.is_some()];
+        let is_known = |flight: &Flight| flight.rows == rows && parts(flight) == [adjusts, tells];
         if let Some(known) = self.flights.iter().position(is_known) {
             return Ok(&mut self.flights[known]);
         }
@@ -299,10 +317,15 @@ impl Caches {
         let logits = model.logits(&mut g, buffers, hidden)?;
         let adjust =
             adjusts.then(|| Adjust::new(runtime, &mut g, [rows, model.config().vocab_size])).transpose()?;
-        let logits = adjust.as_ref().map_or(logits, |adjust| adjust.add(&mut g, [logits, ids, lengths]));
-        g.draw([logits, limits, keys], words, self.context);
+        let adjusted = adjust.as_ref().map_or(logits, |adjust| adjust.add(&mut g, [logits, ids, lengths]));
+        g.draw([adjusted, limits, keys], words, self.context);
+        let telling = tells.then(|| Telling::new(runtime, &mut g, rows)).transpose()?;
+        if let Some(telling) = &telling {
+            telling.add(&mut g, [logits, ids, lengths]);
+        }
         let program = runtime.compile(g, &buffers.passes(&Passes::ALL))?;
-        self.flights.push(Flight { rows, program, limits, keys, adjust, states, at: Vec::new(), flown: 0 });
+        let (at, flown) = (Vec::new(), 0);
+        self.flights.push(Flight { rows, program, limits, keys, adjust, telling, states, at, flown });
         let last = self.flights.len() - 1;
         Ok(&mut self.flights[last])
     }

@@ -10,6 +10,7 @@
 
 mod adjusting;
 mod caches;
+mod telling;
 mod window;
 
 pub(crate) use caches::Caches;
@@ -27,7 +28,8 @@ use crate::{
     sampling::{LogProbability, Place, Sampler, Sampling},
 };
 use adjusting::Adjusting;
-use caches::{Feed, MOST_AHEAD, Move, Pilot};
+use caches::{Drawn, Feed, MOST_AHEAD, Move, Pilot};
+use telling::MOST_LIKELIEST;
 
 /// Positions that a run of a prefill program takes: powers of two between these.
 const CHUNKS: [usize; 2] = [16, 1024];
@@ -42,7 +44,7 @@ pub struct GeneratorOptions {
     /// The most positions of a row; 0 is the model's context, and so is more than that.
     pub context: usize,
     /// Tokens that the device draws before the host looks at them; 1 looks at every one, 0 is as suits the device. Requests that
-    /// ask for probabilities are drawn by the host.
+    /// ask for the probabilities of more than 20 of the likeliest tokens are drawn by the host.
     pub ahead: usize,
 }
 
@@ -221,7 +223,7 @@ impl Sample {
 
     /// Whether a device's draw does all that is asked for.
     fn suits_a_device(&self) -> bool {
-        self.request.log_probabilities.is_none()
+        self.request.log_probabilities.is_none_or(|count| count <= MOST_LIKELIEST)
     }
 
     /// Tokens that it cannot end with yet.
@@ -484,14 +486,23 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         let bucket = chosen.len().next_power_of_two().min(self.rows.len());
         let pilots: Vec<(Pilot, &[u32])> =
             chosen.iter().filter_map(|&index| self.rows[index].pilot(index)).collect();
+        let asked = |index: usize| self.rows[index].sample.as_ref()?.request.log_probabilities;
+        let asked: Vec<Option<usize>> = chosen.iter().map(|&index| asked(index)).collect();
+        let tells = asked.iter().any(Option::is_some);
         let idle = self.idle_rows(chosen);
         let (runtime, model, buffers, caches) = self.engine.borrow_mut().cached();
-        let drawn = caches.fly((runtime, model, buffers), bucket, pilots, &idle, steps)?;
+        let Drawn { tokens, mut log_probabilities } =
+            caches.fly((runtime, model, buffers), (bucket, tells), pilots, &idle, steps)?;
         for step in 0..steps {
             for (at, &index) in chosen.iter().enumerate() {
                 if self.rows[index].sample.is_some() {
+                    let log_probability = asked[at].map(|count| {
+                        let mut of = std::mem::take(&mut log_probabilities[at * steps + step]);
+                        of.likeliest.truncate(count);
+                        of
+                    });
                     self.take_in(index, 1);
-                    self.accept(index, drawn[at * steps + step], None);
+                    self.accept(index, tokens[at * steps + step], log_probability);
                 }
             }
         }

@@ -12,6 +12,8 @@ use crate::{cuda, model};
 const NEAR_TIE: f32 = 0.1;
 /// The same where prompts are read together with others: halves of these logits are up to 0.25 apart.
 const NEAR_TIE_OF_MANY: f32 = 0.5;
+/// The same of a token's log-probability: logits of bf16 lie a quarter apart here, and several of them may move.
+const NEAR_PROBABILITY: f32 = 1.0;
 
 /// Heads of 64 and products deeper than one part, with a vocabulary that divides by nothing; parts of the last are all of full length.
 fn wide_kinds() -> [ModelConfig; 4] {
@@ -66,7 +68,8 @@ fn a_text_is_the_same_beside_any_others_bit_for_bit() {
         for config in wide_kinds() {
             let Some(mut engine) = engine(&config, of) else { return };
             // Longer prompts would be read by products of the library, which rounds as suits the number of rows.
-            let requests = requests(32, 1, 40);
+            let mut requests = requests(32, 1, 40);
+            requests.iter_mut().step_by(3).for_each(|request| request.log_probabilities = Some(4));
             let together = run(&mut engine, 32, 0, &requests);
             assert_eq!(run(&mut engine, 32, 0, &requests), together, "again, {of}, {config:?}");
             for rows in [1, 2, 6, 16] {
@@ -87,9 +90,11 @@ fn one_kernel_for_a_step_gives_the_tokens_of_its_launches() {
         for config in wide_kinds() {
             let Some(mut engine) = engine(&config, of) else { return };
             let mut requests = requests(32, 40, 4);
-            let flown: Vec<Vec<Vec<Token>>> =
+            let mut flown: Vec<Vec<Vec<Token>>> =
                 [1, 2, 4, 32].map(|rows| run(&mut engine, rows, 0, &requests)).into();
             let launched = run_as_launches(&mut engine, &mut requests);
+            // With probabilities, which the requests ask for now.
+            flown.extend([2, 32].map(|rows| run(&mut engine, rows, 0, &requests)));
             let compared = compare(&requests, &launched, &flown, NEAR_TIE);
             assert!(compared >= 32, "{compared} tokens stood out, {of}, {config:?}");
         }
@@ -111,7 +116,7 @@ fn many_rows_give_the_tokens_of_few() {
     }
 }
 
-/// Probabilities are the host's business, so every step of these is run as the launches of a few rows.
+/// Without tokens ahead, every step is run as the launches of a few rows. Asks for probabilities, to tell near ties.
 fn run_as_launches(engine: &mut Engine, requests: &mut [Request]) -> Vec<Vec<Token>> {
     requests.iter_mut().for_each(|request| request.log_probabilities = Some(2));
     run(engine, 4, 1, requests)
@@ -127,7 +132,12 @@ fn compare(requests: &[Request], launched: &[Vec<Token>], flown: &[Vec<Vec<Token
                 break;
             }
             for (way, flown) in flown.iter().enumerate() {
-                assert_eq!(flown[index][place].id, token.id, "text {index}, {place}, way {way}");
+                let flown = &flown[index][place];
+                assert_eq!(flown.id, token.id, "text {index}, {place}, way {way}");
+                if let Some(of) = &flown.log_probability {
+                    assert_eq!((of.likeliest[0], of.likeliest.len()), ((token.id, of.chosen), 2));
+                    assert!((of.chosen - likeliest[0].1).abs() < NEAR_PROBABILITY, "{of:?}, {likeliest:?}");
+                }
             }
             compared += 1;
         }

@@ -132,6 +132,23 @@ fn draws_repeat_with_the_seed_in_any_batch() {
     }
 }
 
+/// Whether two tokens differ in nothing but the rounding of their probabilities, which may change the order of near ties.
+fn are_alike(a: &Token, b: &Token) -> bool {
+    const NEAR: f32 = 1e-3;
+    let without = |token: &Token| Token { log_probability: None, ..token.clone() };
+    let [of_a, of_b] = [a, b].map(|token| token.log_probability.clone().unwrap_or_default());
+    let pairs = || of_a.likeliest.iter().zip(&of_b.likeliest);
+    let are_near = (of_a.chosen - of_b.chosen).abs() < NEAR && pairs().all(|(a, b)| (a.1 - b.1).abs() < NEAR);
+    let value = |rank: usize| of_b.likeliest.get(rank).map_or(f32::NEG_INFINITY, |of| of.1);
+    let stands_out = |rank: usize| {
+        (rank == 0 || value(rank - 1) - value(rank) > NEAR) && value(rank) - value(rank + 1) > NEAR
+    };
+    let are_same = pairs().enumerate().all(|(rank, (a, b))| a.0 == b.0 || !stands_out(rank));
+    let lengths = [&of_a, &of_b].map(|of| of.likeliest.len());
+    let asked = [a, b].map(|token| token.log_probability.is_some());
+    without(a) == without(b) && are_near && are_same && lengths[0] == lengths[1] && asked[0] == asked[1]
+}
+
 #[test]
 fn tokens_that_the_device_draws_are_those_that_the_host_draws() {
     let sampled =
@@ -152,6 +169,8 @@ fn tokens_that_the_device_draws_are_those_that_the_host_draws() {
                 if index % 4 == 1 {
                     request.sampling.presence_penalty = -0.4;
                 }
+                // More than a device gives, and some that it gives beside rows without.
+                request.log_probabilities = [None, Some(3), Some(20), None, Some(0), Some(21)][index % 6];
                 // Ends somewhere inside a flight, in the middle of others' texts.
                 request.stop = vec![3, 30];
                 request.min_tokens = 4 * (index % 3);
@@ -164,7 +183,12 @@ fn tokens_that_the_device_draws_are_those_that_the_host_draws() {
                 let mut generator = Generator::new(&mut engine, with(ahead)).unwrap();
                 let made = drain(&mut generator, &requests);
                 let device = generator.engine().describe_device();
-                assert_eq!(made, expected, "{ahead} tokens ahead on {device}, {config:?}");
+                for (made, expected) in made.iter().zip(&expected) {
+                    assert_eq!(made.len(), expected.len(), "{ahead} tokens ahead on {device}, {config:?}");
+                    for (made, expected) in made.iter().zip(expected) {
+                        assert!(are_alike(made, expected), "{made:?}, not {expected:?}: {ahead} on {device}");
+                    }
+                }
             }
         }
     }

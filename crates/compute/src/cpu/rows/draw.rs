@@ -6,7 +6,7 @@ use super::super::{
     memory::Operands,
     shared::{Grid, for_tiles},
 };
-use crate::draw::{self, Draw, Limits, Penalties};
+use crate::draw::{self, Draw, Limits, LogProbabilities, Penalties};
 
 /// Row by row.
 pub(in super::super) fn adjust(operands: &mut Operands<'_>) {
@@ -56,4 +56,37 @@ pub(in super::super) fn draw(context: &mut Context<'_>, operands: &mut Operands<
             [*position, *start, lengths[0], lengths[1]] = of.advance(*position, *start, counts);
         },
     );
+}
+
+/// One task per row.
+pub(in super::super) fn log_probabilities(
+    context: &mut Context<'_>,
+    operands: &mut Operands<'_>,
+    of: LogProbabilities,
+) {
+    let (logits, ids, lengths) = (operands.input(0), operands.indices(1), operands.indices(2));
+    let vocabulary = operands.input_type(0).shape.columns();
+    let room = operands.output_type(0).shape.columns() / of.count;
+    let (likeliest, values) = (operands.output(0), operands.output(1));
+    let grids = [(likeliest, of.count), (values, of.count + 1)]
+        .map(|(output, each)| Grid::rows(output, room * each, 1));
+    for_tiles(context.pool, grids, |[mut likeliest, mut values], scratch| {
+        let row = values.row;
+        let logits = &logits[row * vocabulary..][..vocabulary];
+        let order = &mut bytemuck::cast_slice_mut::<f32, u32>(scratch)[..vocabulary];
+        let place = LogProbabilities::place(room, lengths[2 * row + 1]);
+        let likeliest = &mut bytemuck::cast_slice_mut::<f32, u32>(likeliest.row_mut(0))[place * of.count..];
+        let values = &mut values.row_mut(0)[place * (of.count + 1)..];
+        of.of(
+            |id| logits[id].into(),
+            order,
+            ids[row],
+            |at, id, value| {
+                values[at] = value as f32;
+                if let Some(rank) = at.checked_sub(1) {
+                    likeliest[rank] = id;
+                }
+            },
+        );
+    });
 }

@@ -492,3 +492,96 @@ extern "C" __global__ void adjust(const real* __restrict__ logits, const float* 
     }
     adjusted[at] = x;
 }
+
+// The sum and the greatest over the block, given to every thread. `shared` has a place per warp.
+__device__ __forceinline__ double block_sum(double x, u64* shared) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = (u64)__double_as_longlong(x);
+    __syncthreads();
+    x = __longlong_as_double((long long)shared[threadIdx.x % 32]);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+__device__ __forceinline__ u64 block_greatest(u64 x, u64* shared) {
+    for (int pass = 0; pass < 2; pass++) {
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) {
+            const u64 other = __shfl_xor_sync(0xffffffffu, x, distance);
+            x = other > x ? other : x;
+        }
+        if (pass == 1) break;
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+        __syncthreads();
+        x = shared[threadIdx.x % 32];
+    }
+    return x;
+}
+
+// The logarithms of the probabilities of the token that was drawn last and of the likeliest ones, a block per row.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+log_probabilities(const real* __restrict__ logits, const u32* __restrict__ ids, const u32* __restrict__ lengths, u32* likeliest,
+                  float* values, u32 vocabulary, u32 kept, u32 count) {
+    __shared__ u64 shared[WARPS];
+    __shared__ u32 first;
+    __shared__ Few few;
+    if (threadIdx.x == 0) {
+        first = vocabulary;
+        few.size = 0;
+    }
+    if (threadIdx.x < STEPS) few.steps[threadIdx.x] = 0;
+    take_turn();
+    const u32 row = blockIdx.x;
+    const real* from = logits + (u64)row * vocabulary;
+    const u64 place = (u64)row * kept + (lengths[2 * row + 1] - 1) % kept;
+    u32* to_ids = likeliest + place * count;
+    float* to = values + place * (count + 1);
+
+    const Packs packs(from, vocabulary);
+    Greatest of_thread;
+    for (u32 pack = threadIdx.x; pack < packs.count; pack += THREADS) {
+        of_thread.take(packs.is_whole(pack, vocabulary) ? packs.at[pack] : packs.load_part(pack, vocabulary));
+    }
+    const u32 greatest = of_thread.get(), highest = block_most(greatest, few);
+    const float top = of_key(highest);
+    float own = 0.0f;
+    for (u32 id = threadIdx.x; id < vocabulary; id += THREADS) own += expf(to_float(from[id]) - top);
+    const double log_sum_exp = (double)top + log(block_sum((double)own, shared));
+    if (threadIdx.x == 0) to[0] = (float)((double)to_float(from[ids[row]]) - log_sum_exp);
+
+    // As a draw does under top-k.
+    gather(from, packs, vocabulary, greatest, near_kth(greatest, highest, count < THREADS ? count : THREADS, few), highest, few, &first);
+    const u32 size = few.size;
+    if (size <= MOST_FEW && size >= (count < vocabulary ? count : vocabulary)) {
+        compare(few, size);
+        if (threadIdx.x < size) {
+            const u32 counts = few.places[threadIdx.x], rank = (counts & 1023) + (counts >> 20);
+            if (rank < count) {
+                to_ids[rank] = few.ids[threadIdx.x];
+                to[1 + rank] = (float)((double)of_key(few.keys[threadIdx.x]) - log_sum_exp);
+            }
+        }
+    } else {
+        // Too many are equally likely: one after another, the greatest key and the least id below those before it.
+        u64 before = ~0ull;
+        for (u32 rank = 0; rank < count && rank < vocabulary; rank++) {
+            u64 best = 0;
+            for (u32 id = threadIdx.x; id < vocabulary; id += THREADS) {
+                const u64 its = (u64)key_of(to_float(from[id])) << 32 | (0xffffffffu - id);
+                if (its < before && its > best) best = its;
+            }
+            before = best = block_greatest(best, shared);
+            if (threadIdx.x == 0) {
+                to_ids[rank] = 0xffffffffu - (u32)best;
+                to[1 + rank] = (float)((double)of_key((u32)(best >> 32)) - log_sum_exp);
+            }
+        }
+    }
+    for (u32 rank = vocabulary + threadIdx.x; rank < count; rank += THREADS) {
+        to_ids[rank] = 0xffffffffu;
+        to[1 + rank] = 0.0f;
+    }
+}

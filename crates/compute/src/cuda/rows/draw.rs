@@ -7,7 +7,10 @@ use super::{
     },
     Launch, WIDE_BYTES, width,
 };
-use crate::{draw::Draw, error::Result};
+use crate::{
+    draw::{Draw, LogProbabilities},
+    error::Result,
+};
 
 /// Threads of a block: those of `draw.cu`.
 const THREADS: u32 = 1024;
@@ -59,6 +62,29 @@ pub(super) fn draw(builder: &mut Builder<'_>, launch: Launch<'_>, of: Draw) -> R
     let kept = launch.outputs[4].of.shape.columns();
     arguments.extend([vocabulary, kept, of.context, usize::from(is_held)].map(Arg::from));
     builder.kernel(Source::Draw, "draw", real, &[], grid, &arguments)?;
+    builder.start_early(1);
+    Ok(())
+}
+
+/// A block per row.
+pub(super) fn log_probabilities(
+    builder: &mut Builder<'_>,
+    launch: Launch<'_>,
+    of: LogProbabilities,
+) -> Result<()> {
+    let logits = &launch.inputs[0];
+    let real = launch.real([logits])?;
+    launch.ensure_f32([&launch.outputs[1]])?;
+    let (rows, vocabulary) = (logits.of.shape.rows(), logits.of.shape.columns());
+    if rows == 0 {
+        return Ok(());
+    }
+    let grid = Grid::new(rows, THREADS);
+    let kept = launch.outputs[0].of.shape.columns() / of.count;
+    let mut arguments: Vec<Arg> = (0..3).map(|index| launch.input(builder, index)).collect();
+    arguments.extend((0..2).map(|index| launch.output(builder, index)));
+    arguments.extend([vocabulary, kept, of.count].map(Arg::from));
+    builder.kernel(Source::Draw, "log_probabilities", real, &[], grid, &arguments)?;
     builder.start_early(1);
     Ok(())
 }
