@@ -150,8 +150,10 @@ const MOST_BATCH_ROWS: usize = 64;
 const BATCH_OUTPUTS: usize = 64;
 const SHEET_DEPTH: usize = 64;
 const SHEET_BYTES: usize = 8192;
-/// Sheets of each factor that a block has room for, and blocks of a cluster.
+/// Sheets of each factor that a block has room for, the fewest that are worth a part, since parts take longer to add up than to fetch, and
+/// blocks of a cluster.
 const MOST_SHEETS: usize = 12;
+const LEAST_SHEETS: usize = 4;
 const MOST_PARTS: usize = 8;
 
 /// A product of so few rows that we have a kernel for it, and the GELU of it where there is a second output; false where there is none.
@@ -225,6 +227,7 @@ fn batch_rows(
     // The parts of K that leave the busiest multiprocessor the least to fetch.
     let parts = (1..=MOST_PARTS)
         .filter(|&parts| sheets.is_multiple_of(parts) && sheets / parts <= MOST_SHEETS)
+        .filter(|&parts| parts == 1 || sheets / parts >= LEAST_SHEETS)
         .min_by_key(|&parts| ((tiles * parts).div_ceil(at_once) * (sheets / parts), parts));
     let Some(parts) = parts else { return Ok(false) };
     let sums = MOST_BATCH_ROWS * BATCH_OUTPUTS * size_of::<f32>();
