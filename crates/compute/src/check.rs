@@ -235,6 +235,7 @@ impl Rule<'_> {
             }
             Kernel::HeadLoss(head) => self.head(head),
             Kernel::Quantise(of) => self.quantise(of),
+            Kernel::QuantiseWeights(all) => self.quantise_weights(all),
             Kernel::QuantisedNorm(of) => self.quantised_norm(of),
             Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
             Kernel::GlobalNorm => {
@@ -355,6 +356,19 @@ impl Rule<'_> {
         self.outputs(&of.outputs(x))
     }
 
+    fn quantise_weights(&self, all: &[Quantise]) -> Result<()> {
+        self.count(all.len(), all.iter().map(Quantise::output_count).sum())?;
+        let is_such = |of: &Quantise| of.is_plain() && of.of == DType::E4M3;
+        self.ensure(!all.is_empty() && all.iter().all(is_such), "weights become e4m3 as they are")?;
+        let fits = |w: &TensorType| w.dtype == self.inputs[0].dtype && quantise::suits(w.shape);
+        self.ensure(
+            self.inputs.iter().all(fits),
+            "weights must be of one type, their rows and columns multiples of 16",
+        )?;
+        let expected = all.iter().zip(self.inputs).flat_map(|(of, &w)| of.outputs(w));
+        self.outputs(&expected.collect::<Vec<_>>())
+    }
+
     fn quantised_norm(&self, of: &QuantisedNorm) -> Result<()> {
         let parameters = 1 + usize::from(of.shift);
         let outputs = usize::from(of.adds) + of.statistics() + of.copies().output_count();
@@ -456,7 +470,10 @@ impl Rule<'_> {
         for (of, is_index) in operands.chain(results) {
             let knows_eight = matches!(
                 self.kernel,
-                Kernel::Quantise(_) | Kernel::QuantisedNorm(_) | Kernel::ScaledProduct { .. }
+                Kernel::Quantise(_)
+                    | Kernel::QuantiseWeights(_)
+                    | Kernel::QuantisedNorm(_)
+                    | Kernel::ScaledProduct { .. }
             );
             let is_known = stored.contains(&of.dtype) && (knows_eight || !of.dtype.is_eight_bits());
             let fits = if is_index { of.dtype == DType::U32 } else { is_known };

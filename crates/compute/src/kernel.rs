@@ -11,6 +11,8 @@ pub(crate) use guard::{Judgement, Observation};
 pub use update::{Adam, Descend, Sgd, UpdateRange};
 pub(crate) use update::{NORMALISE_EPS, average_decay};
 
+use std::sync::Arc;
+
 use crate::{
     draw::{Draw, LogProbabilities},
     op::{Attention, LossShape, Mask, Op},
@@ -112,6 +114,8 @@ pub enum Kernel {
     HeadLoss(HeadLoss),
     /// Numbers on their way to products of eight bits. See [`Quantise`].
     Quantise(Quantise),
+    /// Weights on their way to products of eight bits, many at a time: `(w, …) → for each in turn what it gives alone, in e4m3`.
+    QuantiseWeights(Arc<[Quantise]>),
     /// A norm on its way to products of eight bits. See [`QuantisedNorm`].
     QuantisedNorm(QuantisedNorm),
     /// `(a [..,K], unit of a [1], b [M,K], unit of b [1], bias [M] if any) → a·bᵀ·units + bias [..,M]`, where both are of eight
@@ -242,6 +246,7 @@ impl Kernel {
             Kernel::CachedAttention(_) => "cached_attention",
             Kernel::HeadLoss(_) => "head_loss",
             Kernel::Quantise(of) => of.name(),
+            Kernel::QuantiseWeights(_) => "quantise_weights",
             Kernel::QuantisedNorm(of) => of.name(),
             Kernel::ScaledProduct { .. } => "scaled_product",
             Kernel::GlobalNorm => "global_norm",
@@ -418,6 +423,13 @@ impl Kernel {
             }
             Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
             Kernel::Quantise(of) if !of.is_plain() => expand_quantise(&mut expansion, of, inputs, outputs),
+            Kernel::QuantiseWeights(all) => {
+                let mut outputs = (0..outputs.len()).map(Output);
+                for (index, of) in all.iter().enumerate() {
+                    let own = outputs.by_ref().take(of.output_count()).collect();
+                    expansion.step(Kernel::Quantise(*of), vec![Input(index)], own);
+                }
+            }
             Kernel::QuantisedNorm(of) if of.adds => {
                 expansion.step(Kernel::Op(Op::Add), vec![Input(0), Input(1)], vec![Output(0)]);
                 let mut operands = vec![Output(0)];

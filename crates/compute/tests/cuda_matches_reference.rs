@@ -7,7 +7,8 @@ mod cases;
 
 use cases::{
     Case, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads, compare_within,
-    eight_bit_heads, gelus_worth_timing, products_of_rows, quantised, quantised_norms, run, scaled_products,
+    eight_bit_heads, gelus_worth_timing, products_of_rows, quantised, quantised_norms, quantised_weights,
+    run, scaled_products,
 };
 use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
 
@@ -190,6 +191,17 @@ fn quantised_numbers_are_the_references() {
                 let name = case.name();
                 assert!(apart <= tolerance(*e), "output {output} element {index}: {a}, not {e}, in {name}");
             }
+        }
+    }
+}
+
+#[test]
+fn weights_quantised_together_are_the_references_bit_for_bit() {
+    let Some(mut cuda) = cuda() else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_weights(), of)).concat() {
+        let expected = case.expected();
+        for _ in 0..2 {
+            assert_eq!(run(&mut cuda, &case).unwrap(), expected, "{}", case.name());
         }
     }
 }

@@ -266,16 +266,22 @@ fn depends(graph: &Graph, nodes: std::ops::Range<usize>, source: Tensor) -> Vec<
 
 /// Whether some of the nodes read or write the elements of a state tensor.
 pub(crate) fn touches(nodes: &[Node], graph: &Graph, state: Tensor) -> bool {
+    writes(nodes, graph, state) || nodes.iter().any(|node| overlaps(graph, &node.inputs, state))
+}
+
+/// Whether some of the nodes write the elements of a state tensor.
+pub(crate) fn writes(nodes: &[Node], graph: &Graph, state: Tensor) -> bool {
+    nodes.iter().any(|node| overlaps(graph, &node.outputs, state))
+}
+
+/// Whether some tensors share elements with a state tensor.
+fn overlaps(graph: &Graph, tensors: &[Tensor], state: Tensor) -> bool {
     let place = |tensor: &Tensor| match graph.info(*tensor).kind {
         Kind::State { state, offset } => Some((state, offset, offset + graph.shape(*tensor).elements())),
         Kind::Input { .. } | Kind::Value => None,
     };
     let Some((buffer, start, end)) = place(&state) else { return false };
-    nodes
-        .iter()
-        .flat_map(|node| node.inputs.iter().chain(&node.outputs))
-        .filter_map(place)
-        .any(|(other, from, to)| other == buffer && from < end && start < to)
+    tensors.iter().filter_map(place).any(|(other, from, to)| other == buffer && from < end && start < to)
 }
 
 /// For every value, the node that writes it.

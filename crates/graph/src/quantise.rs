@@ -5,7 +5,9 @@
 //! take stays as it is. Everything else keeps its type: the results of products, the residual stream, masters and gradients of parameters.
 //!
 //! What is only computed to be quantised is computed on the way: a norm, an activation, its slope, and a bias's gradient, which is a sum
-//! over the same numbers.
+//! over the same numbers. Weights are quantised together.
+
+mod weights;
 
 use std::collections::BTreeMap;
 
@@ -47,6 +49,7 @@ pub(crate) fn apply(graph: &mut Graph, takes_head: bool) {
     graph.nodes = pass.finish();
     while fuse_one_source(graph) {}
     while fuse_one_norm(graph) {}
+    weights::gather(graph);
 }
 
 /// Whether a kernel is a product that the pass takes, given its operands.

@@ -94,6 +94,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         | Kernel::JointSiluGate
         | Kernel::JointSiluGateGrad
         | Kernel::Quantise(_)
+        | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::Guard(_)
@@ -168,7 +169,10 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         }
         Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
         // Processors have no products of eight bits; binding has refused the type before.
-        Kernel::Quantise(_) | Kernel::QuantisedNorm(_) | Kernel::ScaledProduct { .. } => {
+        Kernel::Quantise(_)
+        | Kernel::QuantiseWeights(_)
+        | Kernel::QuantisedNorm(_)
+        | Kernel::ScaledProduct { .. } => {
             let dtype = operands.input_type(0).dtype;
             return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
         }

@@ -210,7 +210,12 @@ impl<'a> Builder<'a> {
 
     /// Where a view lies.
     pub fn pointer(&self, view: &View) -> Arg {
-        Arg::Pointer((self.address)(view.buffer) + view.offset_bytes as u64)
+        Arg::Pointer(self.address(view))
+    }
+
+    /// The same as a number, for a table of them among the constants.
+    pub fn address(&self, view: &View) -> u64 {
+        (self.address)(view.buffer) + view.offset_bytes as u64
     }
 
     /// Working memory of the current launch, aligned to 256 bytes; what is in it is anybody's guess.

@@ -313,7 +313,7 @@ mod tests {
                 let first = body.trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
                 // Those that write tiles of bytes, and norms of few rows, read something first: their files say why they may.
                 let reads_first = match source {
-                    Source::Quantise => first.starts_with("quantise<"),
+                    Source::Quantise => first.starts_with("quantise"),
                     Source::Norm => first.starts_with("norm<"),
                     _ => false,
                 };

@@ -2,6 +2,7 @@
 
 mod head;
 mod norm;
+mod weights;
 
 use super::{
     blas::{Epilogue, Factor, Product},
@@ -32,6 +33,7 @@ pub(super) fn add(
 ) -> Result<bool> {
     let dtype = match kernel {
         Kernel::Quantise(of) => of.of,
+        Kernel::QuantiseWeights(_) => DType::E4M3,
         Kernel::QuantisedNorm(of) => of.copies().of,
         Kernel::ScaledProduct { .. } => inputs[0].of.dtype,
         Kernel::HeadLoss(head) => head.products,
@@ -44,6 +46,10 @@ pub(super) fn add(
     let is_there = match kernel {
         Kernel::Quantise(of) => {
             quantise(builder, of, inputs, outputs)?;
+            true
+        }
+        Kernel::QuantiseWeights(all) => {
+            weights::add(builder, all, inputs, outputs)?;
             true
         }
         Kernel::QuantisedNorm(of) => {

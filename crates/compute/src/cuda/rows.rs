@@ -83,6 +83,7 @@ pub(super) fn add(
         | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
+        | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::HeadLoss(_) => return Ok(false),

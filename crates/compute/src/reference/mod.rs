@@ -181,6 +181,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::JointAttentionGrads { .. }
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
+        | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
         | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {

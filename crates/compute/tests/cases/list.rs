@@ -248,6 +248,27 @@ pub fn quantised() -> Vec<Case> {
     cases
 }
 
+/// Weights that are quantised together: a few of all kinds of sizes and copies, and more than a warp has lanes.
+pub fn quantised_weights() -> Vec<Case> {
+    let few = [[16, 16], [2064, 32], [160, 272], [128, 128], [48, 400]].to_vec();
+    let many = (0..40).map(|index| [16 + 16 * (index % 3), 32 + 64 * (index % 5)]).collect();
+    [few, many]
+        .into_iter()
+        .map(|shapes: Vec<[usize; 2]>| {
+            let copies = [(true, true), (true, false), (false, true)].into_iter().cycle();
+            let (of, source) = (DType::E4M3, Source::Stored);
+            let kernels: Vec<Quantise> = copies
+                .take(shapes.len())
+                .map(|(rows, columns)| Quantise { of, source, rows, columns, sums: None })
+                .collect();
+            let inputs: Vec<Tensor> = shapes.iter().zip(1..).map(|(dims, salt)| random(dims, salt)).collect();
+            let out = kernels.iter().zip(&inputs).flat_map(|(kernel, weight)| kernel.outputs(weight.of));
+            let outputs = out.map(|of| Tensor { of, ..random(of.shape.dims(), 99) }).collect();
+            Case { kernel: Kernel::QuantiseWeights(kernels.into()), inputs, outputs, terms: 1 }
+        })
+        .collect()
+}
+
 /// Norms that write eight bits: parts of a block's rows and several blocks, parts of a warp's columns and several packs.
 pub fn quantised_norms() -> Vec<Case> {
     let mut cases = Vec::new();

@@ -7,7 +7,8 @@ mod list;
 pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{
-    adams_with_copies, eight_bit_heads, products_of_rows, quantised, quantised_norms, scaled_products,
+    adams_with_copies, eight_bit_heads, products_of_rows, quantised, quantised_norms, quantised_weights,
+    scaled_products,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
@@ -16,8 +17,8 @@ pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
 
 use ironmill_compute::{
-    DType, Device, Error, HostData, IGNORED, Kernel, Launch, LossShape, Op, Reference, Result, SequenceId,
-    TensorType, View,
+    DType, Device, Error, HostData, IGNORED, Kernel, Launch, LossShape, Op, Quantise, Reference, Result,
+    SequenceId, TensorType, View,
     philox::{normal_pair, philox},
 };
 
@@ -297,7 +298,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::NormGrads(_) | Kernel::JointSiluGate | Kernel::JointSiluGateGrad => 4.0,
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
-        Kernel::Quantise(_) | Kernel::QuantisedNorm(_) => 0.0,
+        Kernel::Quantise(_) | Kernel::QuantiseWeights(_) | Kernel::QuantisedNorm(_) => 0.0,
         Kernel::ScaledProduct { .. } => 0.5,
         Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
         Kernel::Momentum { .. } | Kernel::Descend(_) | Kernel::Average { .. } => 4.0,
@@ -339,6 +340,10 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::JointAttentionGrads { .. } => (&[3], &[1]),
         Kernel::LinearGradGelus { .. } => (&[], &[1]),
         Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),
+        Kernel::QuantiseWeights(all) => {
+            let outputs = all.iter().map(Quantise::output_count).sum();
+            return Some((Vec::new(), (0..outputs).collect()));
+        }
         Kernel::QuantisedNorm(of) if of.adds => (&[], &[1, 2, 3, 4, 5]),
         Kernel::QuantisedNorm(_) => (&[], &[0, 1, 2, 3, 4]),
         Kernel::ScaledProduct { add: true, .. } => (&[0, 1, 2, 3], &[0]),

@@ -42,8 +42,12 @@ fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_wa
     assert_eq!(count(&|kernel| matches!(kernel, Kernel::ScaledProduct { .. })), 2 * 4 * 3);
     // Each has an input, a weight and a gradient of its own. Two inputs of a layer are results of norms.
     assert_eq!(count(&|kernel| matches!(kernel, Kernel::QuantisedNorm(_))), 2 * 2);
-    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * (4 * 3 - 2));
-    for (source, expected) in [(Source::Gelu, 2), (Source::GeluGrad, 2), (Source::Stored, 16)] {
+    // All weights are quantised together.
+    let together =
+        |kernel: &Kernel| matches!(kernel, Kernel::QuantiseWeights(weights) if weights.len() == 2 * 4);
+    assert_eq!(count(&together), 1);
+    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * (4 * 2 - 2));
+    for (source, expected) in [(Source::Gelu, 2), (Source::GeluGrad, 2), (Source::Stored, 8)] {
         let is = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.source == source);
         assert_eq!(count(&is), expected, "{source:?}");
     }
@@ -101,6 +105,7 @@ fn only_the_copies_that_are_read_are_written() {
     let program = trial.compile(model.forward(2), &EIGHT);
     let transposed = |kernel: &Kernel| match kernel {
         Kernel::Quantise(of) => of.columns,
+        Kernel::QuantiseWeights(all) => all.iter().any(|of| of.columns),
         Kernel::QuantisedNorm(of) => of.columns,
         _ => false,
     };
@@ -113,7 +118,13 @@ fn sizes_that_the_matrix_units_do_not_take_stay_as_they_are() {
     let mut trial = Trial::new(&model, exact(), &Passes::NONE);
     let program = trial.compile(model.micro(2, false), &EIGHT);
     let is_eight = |kernel: &Kernel| {
-        matches!(kernel, Kernel::Quantise(_) | Kernel::QuantisedNorm(_) | Kernel::ScaledProduct { .. })
+        matches!(
+            kernel,
+            Kernel::Quantise(_)
+                | Kernel::QuantiseWeights(_)
+                | Kernel::QuantisedNorm(_)
+                | Kernel::ScaledProduct { .. }
+        )
     };
     assert!(!trial.runtime.kernels(program.id).any(is_eight));
 }

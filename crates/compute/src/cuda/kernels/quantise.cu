@@ -4,11 +4,15 @@
 // of `e4m3_*` or `e5m2_*` brings a tile of 128 × 128 numbers through registers: a thread owns 8 neighbouring columns of 4 or
 // 8 rows, turns their bytes round in registers and leaves words of 4 rows in shared memory, from where columns are
 // written. Rows and columns are multiples of 16. Sums of columns are taken of the numbers before they are rounded.
+//
+// `largest_weights` and `e4m3_weights` do that for many matrices at a time, which a table lists.
 #include "prelude.cuh"
 #include "eight_bits.cuh"
 #include "gelu.cuh"
 
 constexpr u32 THREADS = 512, TILE = 128, EACH = 8, PARTIALS = 256;
+// The same for each of many matrices: a lane reads one.
+constexpr u32 WEIGHT_PARTIALS = 32;
 
 enum Source { STORED, GELU, GELU_GRAD, LOSS_GRAD };
 
@@ -92,25 +96,26 @@ template <Source SOURCE> struct Numbers {
 };
 
 // Leaves the largest of a block's numbers.
-__device__ __forceinline__ void leave_largest(u32 most, u32* partials) {
+__device__ __forceinline__ void leave_largest(u32 most, u32* partial) {
     __shared__ u32 warps[THREADS / 32];
     most = __reduce_max_sync(0xffffffffu, most);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
     __syncthreads();
     if (threadIdx.x < 32) {
         most = __reduce_max_sync(0xffffffffu, threadIdx.x < THREADS / 32 ? warps[threadIdx.x] : 0);
-        if (threadIdx.x == 0) partials[blockIdx.x] = most;
+        if (threadIdx.x == 0) *partial = most;
     }
 }
 
-// The bits of numbers without their signs are in the order of the numbers, and what is not a number comes last.
-template <Source SOURCE>
+// What one of PARTS blocks does. The bits of numbers without their signs are in the order of the numbers, and what is not a number
+// comes last.
+template <Source SOURCE, u32 PARTS>
 __device__ __forceinline__ void largest(const real* first, const real* second, u32* partials, u32 rows, u32 columns,
-                                        u32 stride) {
+                                        u32 stride, u32 part) {
     const u32 packs = columns / EACH, all = (rows + stride - 1) / stride * packs;
     u32 most = 0;
 #pragma unroll 4
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < all; i += PARTIALS * THREADS) {
+    for (u32 i = part * THREADS + threadIdx.x; i < all; i += PARTS * THREADS) {
         Numbers<SOURCE> numbers;
         numbers.load(first, second, (u64)(i / packs) * stride * columns + i % packs * EACH);
         float x[EACH];
@@ -118,22 +123,23 @@ __device__ __forceinline__ void largest(const real* first, const real* second, u
 #pragma unroll
         for (int e = 0; e < EACH; e++) most = max(most, __float_as_uint(x[e]) & 0x7fffffffu);
     }
-    leave_largest(most, partials);
+    leave_largest(most, partials + part);
 }
 
 // Where shared memory has the words of rows 8·pair … 8·pair + 7 of a column. Pairs are exchanged by the column's pack, so
 // that neither the threads that write (one pair of all packs) nor those that read (all pairs of one column) meet in a bank.
 __device__ __forceinline__ u32 place(u32 column, u32 pair) { return column * (TILE / 4) + (pair ^ column / EACH) * 2; }
 
-template <Source SOURCE, bool E5M2>
+// Brings the tile through that is so many tiles from the left and from the top.
+template <Source SOURCE, bool E5M2, u32 PARTS>
 __device__ __forceinline__ void quantise(const real* first, const real* second, const u32* partials, float* unit,
                                          unsigned char* as_it_is, unsigned char* transposed, float* sums, u32 rows,
-                                         u32 columns, const LossRows& loss_rows) {
+                                         u32 columns, const LossRows& loss_rows, u32 across, u32 down) {
     constexpr int EACH_ROWS = ROWS_EACH<SOURCE>, FOURS = EACH_ROWS / 4;
     constexpr u32 GROUPS = TILE / EACH_ROWS;
     __shared__ __align__(8) u32 tile[TILE * TILE / 4];
     const u32 pack = threadIdx.x % 16, group = threadIdx.x / 16;
-    const u32 column = blockIdx.x * TILE + pack * EACH, first_row = blockIdx.y * TILE;
+    const u32 column = across * TILE + pack * EACH, first_row = down * TILE;
     __shared__ LossRow losses[SOURCE == LOSS_GRAD ? TILE : 1];
     Numbers<SOURCE> numbers[EACH_ROWS];
 #pragma unroll
@@ -150,9 +156,9 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
     take_turn();
     u32 most = 0;
 #pragma unroll
-    for (u32 i = 0; i < PARTIALS; i += 32) most = max(most, partials[i + threadIdx.x % 32]);
+    for (u32 i = 0; i < PARTS; i += 32) most = max(most, partials[i + threadIdx.x % 32]);
     const float scale = scale_of(__reduce_max_sync(0xffffffffu, most), E5M2 ? 9 : 6);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
+    if (across == 0 && down == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
 
     float total[EACH] = {};
 #pragma unroll
@@ -187,7 +193,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
     if (transposed) {
 #pragma unroll
         for (int i = 0; i < TILE / GROUPS; i++) {
-            const u32 own = GROUPS * i + group, to = blockIdx.x * TILE + own, row = first_row + pack * 8;
+            const u32 own = GROUPS * i + group, to = across * TILE + own, row = first_row + pack * 8;
             const uint2 words = *reinterpret_cast<const uint2*>(&tile[place(own, pack)]);
             if (to < columns && row < rows) *reinterpret_cast<uint2*>(transposed + (u64)to * rows + row) = words;
         }
@@ -199,12 +205,12 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
 #pragma unroll
         for (int e = 0; e < EACH; e++) parts[group * TILE + pack * EACH + e] = total[e];
         __syncthreads();
-        const u32 own = threadIdx.x, to = blockIdx.x * TILE + own;
+        const u32 own = threadIdx.x, to = across * TILE + own;
         if (own < TILE && to < columns) {
             float sum = 0.0f;
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) sum += parts[g * TILE + own];
-            sums[(u64)blockIdx.y * columns + to] = sum;
+            sums[(u64)down * columns + to] = sum;
         }
     }
 }
@@ -213,22 +219,64 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         largest_##name(const real* first, const real* second, u32* partials, u32 rows, u32 columns, u32 stride) {      \
         take_turn();                                                                                                   \
-        largest<SOURCE>(first, second, partials, rows, columns, stride);                                               \
+        largest<SOURCE, PARTIALS>(first, second, partials, rows, columns, stride, blockIdx.x);                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
         e4m3_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
-        quantise<SOURCE, false>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {});         \
+        quantise<SOURCE, false, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns,    \
+                                          {}, blockIdx.x, blockIdx.y);                                                 \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
         e5m2_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
-        quantise<SOURCE, true>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {});          \
+        quantise<SOURCE, true, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {}, \
+                                         blockIdx.x, blockIdx.y);                                                      \
     }
 
 KERNELS(stored, STORED)
 KERNELS(gelu, GELU)
 KERNELS(gelu_grad, GELU_GRAD)
+
+// One of many weights: its numbers, where its unit and its copies go, every how many rows one is looked at, and how many tiles those
+// before it take.
+struct Weight {
+    const real* numbers;
+    float* unit;
+    unsigned char *as_it_is, *transposed;
+    u32 rows, columns, stride, first_tile;
+};
+
+// Whose tile it is: that of the last weight that does not begin behind it. The lanes of a warp look through the list together.
+__device__ __forceinline__ u32 weight_of(const Weight* weights, u32 count, u32 tile) {
+    u32 begun = 0;
+    for (u32 i = threadIdx.x % 32; i - threadIdx.x % 32 < count; i += 32) {
+        begun += __popc(__ballot_sync(0xffffffffu, i < count && weights[i].first_tile <= tile));
+    }
+    return begun - 1;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) largest_weights(const Weight* weights, u32* partials) {
+    take_turn();
+    const u32 index = blockIdx.x / WEIGHT_PARTIALS, part = blockIdx.x % WEIGHT_PARTIALS;
+    const Weight& weight = weights[index];
+    largest<STORED, WEIGHT_PARTIALS>(weight.numbers, nullptr, partials + index * WEIGHT_PARTIALS, weight.rows,
+                                     weight.columns, weight.stride, part);
+}
+
+__device__ __forceinline__ void quantise_weights(const Weight* weights, u32 count, const u32* partials) {
+    const u32 index = weight_of(weights, count, blockIdx.x);
+    const Weight weight = weights[index];
+    const u32 tile = blockIdx.x - weight.first_tile, tiles_across = (weight.columns + TILE - 1) / TILE;
+    quantise<STORED, false, WEIGHT_PARTIALS>(weight.numbers, nullptr, partials + index * WEIGHT_PARTIALS, weight.unit,
+                                             weight.as_it_is, weight.transposed, nullptr, weight.rows, weight.columns,
+                                             {}, tile % tiles_across, tile / tiles_across);
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS<STORED>, BLOCKS<STORED>)
+    e4m3_weights(const Weight* weights, u32 count, const u32* partials) {
+    quantise_weights(weights, count, partials);
+}
 
 // No gradient of a logit is larger than its row's share of the loss, but for what a small z-loss adds.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -238,13 +286,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 row = blockIdx.x * THREADS + threadIdx.x; row < rows; row += PARTIALS * THREADS) {
         if (targets[row] != IGNORED) most = max(most, __float_as_uint(weights[row] * d_losses[row]) & 0x7fffffffu);
     }
-    leave_largest(most, partials);
+    leave_largest(most, partials + blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS<LOSS_GRAD>, BLOCKS<LOSS_GRAD>)
     e5m2_loss_grad(const real* logits, const u32* targets, const float* weights, const float* d_losses,
                    const float* log_sum_exps, const u32* partials, float* unit, unsigned char* as_it_is,
                    unsigned char* transposed, u32 rows, u32 columns, float smoothing, float z_loss) {
-    quantise<LOSS_GRAD, true>(logits, nullptr, partials, unit, as_it_is, transposed, nullptr, rows, columns,
-                              {targets, weights, d_losses, log_sum_exps, smoothing, z_loss});
+    quantise<LOSS_GRAD, true, PARTIALS>(logits, nullptr, partials, unit, as_it_is, transposed, nullptr, rows, columns,
+                                        {targets, weights, d_losses, log_sum_exps, smoothing, z_loss}, blockIdx.x,
+                                        blockIdx.y);
 }
