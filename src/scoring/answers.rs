@@ -62,7 +62,11 @@ pub fn score_answers(
     // Prompts of about the same length are read together.
     let mut order: Vec<usize> = (0..examples.len()).collect();
     order.sort_by_key(|&idx| prompts[idx].len());
-    let mut generator = Generator::new(engine, GeneratorOptions { rows, ..GeneratorOptions::default() })?;
+    // As much as can be needed: a model's own context may be far longer.
+    let longest = prompts.iter().map(|ids| ids.len().min(room)).max().unwrap_or(0);
+    let options =
+        GeneratorOptions { rows, context: longest.saturating_add(max_tokens), ..GeneratorOptions::default() };
+    let mut generator = Generator::new(engine, options)?;
     let mut writing: BTreeMap<RequestId, Writing<'_>> = BTreeMap::new();
     for example in order {
         let ids = &prompts[example];

@@ -119,6 +119,12 @@ fn every_flag_of_chat_changes_something() {
     }
     let short = desk.run_with_input(&["chat", "model", "--max-tokens", "2", "--json"], b"Hello\n");
     assert!(short.stdout.contains("\"tokens\":2"), "{short:?}");
+    // Weights that are rounded may say the same.
+    for flags in [["--precision", "bf16"], ["--weights", "int8"]] {
+        assert_eq!(answers(&desk, &flags, "Hello\n")[0]["role"], "assistant", "{flags:?}");
+    }
+    let on_a_card = ["chat", "model", "--weights", "int8", "--device", "cuda"];
+    desk.fails(2, &on_a_card, &["is for processors", "--device cpu"]);
     desk.fails(69, &["chat", "model", "--device", "none"], &["there is no device \"none\""]);
     desk.fails(66, &["chat", "model", "--tokenizer", "none.json"], &["none.json"]);
 }

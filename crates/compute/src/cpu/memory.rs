@@ -5,7 +5,7 @@
 //! [`Operands`] can hand out each output once and every input freely.
 #![expect(unsafe_code, reason = "inputs and outputs of a launch are disjoint slices of one buffer")]
 
-use std::{cell::UnsafeCell, marker::PhantomData, ops::Range};
+use std::{alloc::Layout, marker::PhantomData, ops::Range, ptr::NonNull};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -26,16 +26,46 @@ struct Line([f32; LINE_FLOATS]);
 
 const LINE_FLOATS: usize = 64;
 
-fn zeroed_lines<T>(floats: usize, zero: impl Fn() -> T) -> Result<Vec<T>> {
-    let count = floats.div_ceil(LINE_FLOATS);
-    let mut lines = Vec::new();
-    if lines.try_reserve_exact(count).is_err() {
-        return Err(Error::OutOfMemory { device: DEVICE, bytes: floats.saturating_mul(size_of::<f32>()) });
+fn out_of_memory(bytes: usize) -> Error {
+    Error::OutOfMemory { device: DEVICE, bytes }
+}
+
+/// Zeros that begin at a multiple of 256 bytes. A system hands out pages of zeros when they are first touched, so what nobody has
+/// written yet takes no memory: a cache takes what its texts have filled.
+struct Zeros {
+    /// What the system gave, and as what.
+    allocation: NonNull<u8>,
+    layout: Layout,
+    /// Its first line.
+    start: *mut f32,
+}
+
+// SAFETY: it is the only owner of its memory, which is not bound to a thread.
+unsafe impl Send for Zeros {}
+
+impl Zeros {
+    fn new(bytes: usize) -> Result<Self> {
+        // Systems zero what must begin elsewhere than at their own borders, and touch all of it; so some bytes more are asked for.
+        let layout = bytes.checked_add(2 * size_of::<Line>());
+        let layout = layout.and_then(|all| Layout::from_size_align(all, align_of::<f32>()).ok());
+        let layout = layout.ok_or_else(|| out_of_memory(bytes))?;
+        // SAFETY: the layout has a size.
+        let allocation = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) });
+        let allocation = allocation.ok_or_else(|| out_of_memory(bytes))?;
+        ask_for_large_pages(allocation.as_ptr(), layout.size());
+        let skipped = allocation.as_ptr().align_offset(align_of::<Line>());
+        assert!(skipped < size_of::<Line>(), "the next border is within a line");
+        // SAFETY: the allocation is longer than what is skipped.
+        let start = unsafe { allocation.as_ptr().add(skipped) }.cast();
+        Ok(Zeros { allocation, layout, start })
     }
-    let room = lines.spare_capacity_mut();
-    ask_for_large_pages(room.as_mut_ptr().cast(), size_of_val(room));
-    lines.resize_with(count, zero);
-    Ok(lines)
+}
+
+impl Drop for Zeros {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated as this, and is freed once.
+        unsafe { std::alloc::dealloc(self.allocation.as_ptr(), self.layout) };
+    }
 }
 
 /// Bytes of a large page.
@@ -86,7 +116,12 @@ impl Scratch {
         if self.0.len() * LINE_FLOATS < floats {
             // Freed first, so that old and new do not exist at once.
             self.0 = Vec::new();
-            self.0 = zeroed_lines(floats, Line::zeroed)?;
+            let count = floats.div_ceil(LINE_FLOATS);
+            let reserved = self.0.try_reserve_exact(count);
+            reserved.map_err(|_| out_of_memory(floats.saturating_mul(size_of::<f32>())))?;
+            let room = self.0.spare_capacity_mut();
+            ask_for_large_pages(room.as_mut_ptr().cast(), size_of_val(room));
+            self.0.resize_with(count, Line::zeroed);
         }
         Ok(())
     }
@@ -106,8 +141,8 @@ pub(super) struct Memory {
 }
 
 struct Buffer {
-    /// Cells, because a launch writes one part while it reads another.
-    lines: Vec<UnsafeCell<Line>>,
+    /// Not a slice, because a launch writes one part while it reads another.
+    zeros: Zeros,
     bytes: usize,
 }
 
@@ -177,8 +212,7 @@ impl Operation {
 impl Memory {
     /// A new buffer of zeros.
     pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
-        let lines = zeroed_lines(bytes.div_ceil(size_of::<f32>()), || UnsafeCell::new(Line::zeroed()))?;
-        self.buffers.push(Some(Buffer { lines, bytes }));
+        self.buffers.push(Some(Buffer { zeros: Zeros::new(bytes)?, bytes }));
         Ok(BufferId(self.buffers.len() - 1))
     }
 
@@ -311,10 +345,9 @@ impl Memory {
         let buffer = self.buffers.get(place.buffer.0).and_then(Option::as_ref);
         let buffer =
             buffer.unwrap_or_else(|| panic!("buffer {:?} was freed before its sequence ran", place.buffer));
-        assert!(place.start + place.words() <= buffer.lines.len() * LINE_FLOATS);
-        let base = UnsafeCell::raw_get(buffer.lines.as_ptr()).cast::<f32>();
-        // SAFETY: the assertion keeps the result inside the buffer's lines or at their end.
-        unsafe { base.add(place.start) }
+        assert!((place.start + place.words()) * size_of::<f32>() <= buffer.bytes);
+        // SAFETY: the assertion keeps the result inside the buffer or at its end.
+        unsafe { buffer.zeros.start.add(place.start) }
     }
 }
 
@@ -426,6 +459,22 @@ mod tests {
             assert!(slice.iter().all(|&x| x == 0.0));
         }
         assert!(matches!(memory.allocate(usize::MAX / 2), Err(Error::OutOfMemory { .. })));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn memory_that_nobody_has_touched_takes_none() {
+        // The second number is how many pages of memory the process has in use.
+        let pages = || {
+            let counts = std::fs::read_to_string("/proc/self/statm").unwrap();
+            counts.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
+        };
+        let (bytes, before) = (1 << 30, pages());
+        let mut memory = Memory::default();
+        let buffer = memory.allocate(bytes).unwrap();
+        let end = view(buffer, bytes - 4096, 1024);
+        memory.write("test", &end).unwrap().fill(1.0);
+        assert!(pages().saturating_sub(before) * 4096 < bytes / 4);
     }
 
     #[test]
