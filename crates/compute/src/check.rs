@@ -7,7 +7,7 @@ use crate::{
         GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, UpdateRange, eight_bit_workspace_rows, joint_parts,
     },
     op::{Attention, Op},
-    quantise::{self, Quantise, QuantisedNorm},
+    quantise::{self, GeluProduct, Quantise, QuantisedNorm},
     tensor::{DType, TensorType},
 };
 
@@ -238,6 +238,7 @@ impl Rule<'_> {
             Kernel::QuantiseWeights(all) => self.quantise_weights(all),
             Kernel::QuantisedNorm(of) => self.quantised_norm(of),
             Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
+            Kernel::GeluProduct(of) => self.gelu_product(of),
             Kernel::GlobalNorm => {
                 self.count(1, 1)?;
                 self.ensure(outputs[0].shape.elements() == 1, "the norm is one number")
@@ -385,6 +386,24 @@ impl Rule<'_> {
 
     fn scaled_product(&self, bias: bool) -> Result<()> {
         self.count(4 + usize::from(bias), 1)?;
+        self.scaled_factors(self.outputs[0], bias)
+    }
+
+    fn gelu_product(&self, of: &GeluProduct) -> Result<()> {
+        let (others, h) = match of {
+            GeluProduct::Forward { bias } => (usize::from(*bias), self.outputs.first()),
+            GeluProduct::Backward { .. } => (1, self.inputs.get(4)),
+        };
+        let outputs = h.map_or(vec![], |h| of.outputs(*h));
+        self.count(4 + others, outputs.len())?;
+        let quantise = of.quantise();
+        self.ensure(self.inputs[0].dtype == quantise.of, "the left factor must have the type of the copies")?;
+        self.scaled_factors(h.copied().unwrap_or(self.inputs[0]), of.bias())?;
+        self.outputs(&outputs)
+    }
+
+    /// The factors of a product of eight bits with this result.
+    fn scaled_factors(&self, out: TensorType, bias: bool) -> Result<()> {
         let [a, a_unit, b, b_unit] = [0, 1, 2, 3].map(|index| self.inputs[index]);
         let of_eight = a.dtype.is_eight_bits() && b.dtype.is_eight_bits();
         let is_possible = [a.dtype, b.dtype] != [DType::E5M2; 2];
@@ -395,7 +414,6 @@ impl Rule<'_> {
         self.ensure(fits, "rows of both factors must have one length")?;
         let suits = quantise::suits(a.shape) && quantise::suits(b.shape);
         self.ensure(suits, "rows and columns must be multiples of 16")?;
-        let out = self.outputs[0];
         self.ensure(!out.dtype.is_eight_bits(), "the result must have more than eight bits")?;
         let [rows, columns] = [a.shape.rows(), b.shape.rows()];
         self.ensure(
@@ -474,6 +492,7 @@ impl Rule<'_> {
                     | Kernel::QuantiseWeights(_)
                     | Kernel::QuantisedNorm(_)
                     | Kernel::ScaledProduct { .. }
+                    | Kernel::GeluProduct(_)
             );
             let is_known = stored.contains(&of.dtype) && (knows_eight || !of.dtype.is_eight_bits());
             let fits = if is_index { of.dtype == DType::U32 } else { is_known };

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::{
     draw::{Draw, LogProbabilities},
     op::{Attention, LossShape, Mask, Op},
-    quantise::{Quantise, QuantisedNorm, Source},
+    quantise::{GeluProduct, Quantise, QuantisedNorm, Source},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -126,6 +126,8 @@ pub enum Kernel {
         /// Whether to add to what is there.
         add: bool,
     },
+    /// A product of eight bits on its way through GELU to another one. See [`GeluProduct`].
+    GeluProduct(GeluProduct),
     /// `(gradients) → √Σg² [1]`: not finite exactly when a gradient is not.
     GlobalNorm,
     /// Whether a step is applied, and what its gradients are multiplied with. See [`Guard`].
@@ -249,6 +251,7 @@ impl Kernel {
             Kernel::QuantiseWeights(_) => "quantise_weights",
             Kernel::QuantisedNorm(of) => of.name(),
             Kernel::ScaledProduct { .. } => "scaled_product",
+            Kernel::GeluProduct(of) => of.name(),
             Kernel::GlobalNorm => "global_norm",
             Kernel::Guard(_) => "guard",
             Kernel::Adam(_) => "adam",
@@ -272,7 +275,8 @@ impl Kernel {
             Kernel::LinearGelu { .. }
             | Kernel::LinearGradGelu { .. }
             | Kernel::LinearGradGelus { .. }
-            | Kernel::ScaledProduct { .. } => 1,
+            | Kernel::ScaledProduct { .. }
+            | Kernel::GeluProduct(_) => 1,
             Kernel::HeadLoss(head) => 1 + usize::from(head.d_input) + usize::from(head.d_weight.is_some()),
             _ => 0,
         }
@@ -298,7 +302,9 @@ impl Kernel {
             Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => {
                 product(inputs[0].shape.rows(), inputs[1])
             }
-            Kernel::ScaledProduct { .. } => product(inputs[0].shape.rows(), inputs[2]),
+            Kernel::ScaledProduct { .. } | Kernel::GeluProduct(_) => {
+                product(inputs[0].shape.rows(), inputs[2])
+            }
             Kernel::JointAttention(of) => seen(of, outputs[0], inputs[0].shape.dims()[1]),
             Kernel::CachedAttention(of) => seen(of, outputs[0], outputs[2].shape.dims()[1]),
             Kernel::JointAttentionGrad(of) | Kernel::JointAttentionGrads { of, .. } => {
@@ -422,7 +428,10 @@ impl Kernel {
                 expand_eight_bit_head(&mut expansion, head, inputs);
             }
             Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
-            Kernel::Quantise(of) if !of.is_plain() => expand_quantise(&mut expansion, of, inputs, outputs),
+            Kernel::Quantise(of) if !of.is_plain() => {
+                let operands = (0..inputs.len()).map(Input).collect();
+                expand_quantise(&mut expansion, of, (operands, inputs[0]), (0, outputs));
+            }
             Kernel::QuantiseWeights(all) => {
                 let mut outputs = (0..outputs.len()).map(Output);
                 for (index, of) in all.iter().enumerate() {
@@ -437,6 +446,7 @@ impl Kernel {
                 let norm = Kernel::QuantisedNorm(QuantisedNorm { adds: false, ..*of });
                 expansion.step(norm, operands, (1..outputs.len()).map(Output).collect());
             }
+            Kernel::GeluProduct(of) => expand_gelu_product(&mut expansion, of, inputs, outputs),
             Kernel::Op(_)
             | Kernel::Quantise(_)
             | Kernel::QuantisedNorm(_)
@@ -622,21 +632,50 @@ fn expand_copies(expansion: &mut Expansion, tensor: Operand, x: TensorType, of: 
     [results[0], results[1], results[2]]
 }
 
-fn expand_quantise(expansion: &mut Expansion, of: &Quantise, inputs: &[TensorType], outputs: &[TensorType]) {
-    let mut operands: Vec<Operand> = (0..inputs.len()).map(Operand::Input).collect();
+/// Operands of one type become the fused kernel's outputs from the first of these on.
+fn expand_quantise(
+    expansion: &mut Expansion,
+    of: &Quantise,
+    (mut operands, x): (Vec<Operand>, TensorType),
+    (first, outputs): (usize, &[TensorType]),
+) {
     if let Some(op) = of.source.op() {
-        let computed = expansion.temporary(inputs[0]);
+        let computed = expansion.temporary(x);
         expansion.step(Kernel::Op(op), operands, vec![computed]);
         operands = vec![computed];
     }
     let plain = Quantise { source: Source::Stored, sums: None, ..*of };
-    let results: Vec<Operand> = (0..plain.output_count()).map(Operand::Output).collect();
+    let end = first + plain.output_count();
+    let results: Vec<Operand> = (first..end).map(Operand::Output).collect();
     if let Some(add) = of.sums {
-        let (index, sums) = (results.len(), expansion.temporary(outputs[results.len()]));
+        let (index, sums) = (end, expansion.temporary(outputs[end]));
         expansion.step(Kernel::Op(Op::LinearGradBias), operands.clone(), vec![sums]);
         expansion.step(Kernel::StateWrite { add }, vec![sums], vec![Operand::Output(index)]);
     }
     expansion.step(Kernel::Quantise(plain), operands, results);
+}
+
+fn expand_gelu_product(
+    expansion: &mut Expansion,
+    of: &GeluProduct,
+    inputs: &[TensorType],
+    outputs: &[TensorType],
+) {
+    use Operand::{Input, Output};
+    let product = Kernel::ScaledProduct { bias: of.bias(), add: false };
+    let factors = (0..4 + usize::from(of.bias())).map(Input).collect();
+    match of {
+        GeluProduct::Forward { .. } => {
+            expansion.step(product, factors, vec![Output(0)]);
+            expand_quantise(expansion, &of.quantise(), (vec![Output(0)], outputs[0]), (1, outputs));
+        }
+        GeluProduct::Backward { .. } => {
+            let h = inputs[4];
+            let d_y = expansion.temporary(h);
+            expansion.step(product, factors, vec![d_y]);
+            expand_quantise(expansion, &of.quantise(), (vec![Input(4), d_y], h), (0, outputs));
+        }
+    }
 }
 
 /// An operand of an expansion's step.

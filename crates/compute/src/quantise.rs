@@ -157,6 +157,56 @@ impl QuantisedNorm {
 /// The longest rows that a norm writes in eight bits itself: a warp of a card keeps them in its registers.
 pub const MOST_NORM_COLUMNS: usize = 2048;
 
+/// A product of eight bits whose result goes through GELU, or is multiplied with its slope, and becomes both copies of eight bits at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GeluProduct {
+    /// `(x [..,K], unit of x [1], w [M,K], unit of w [1], bias [M] if any) → h [..,M], unit [1], q [..,M], qᵀ [M,N]`, with
+    /// h = x·wᵀ·units + bias and q = round(GELU(h) / unit).
+    Forward {
+        /// Whether there is a bias operand.
+        bias: bool,
+    },
+    /// `(d_y [..,K], unit of d_y [1], w [M,K], unit of w [1], h [..,M]) → unit [1], q [..,M], qᵀ [M,N], sums of columns [M] if
+    /// wanted`, with d_h = GELU′(h)·(d_y·wᵀ·units) and q = round(d_h / unit). The sums are those of d_h.
+    Backward {
+        /// Whether sums are written into state, and if so whether they add to what is there.
+        sums: Option<bool>,
+    },
+}
+
+impl GeluProduct {
+    /// The kernel's name in errors and listings.
+    pub fn name(&self) -> &'static str {
+        match self {
+            GeluProduct::Forward { .. } => "scaled_product_gelu",
+            GeluProduct::Backward { .. } => "scaled_product_gelu_grad",
+        }
+    }
+
+    /// Whether the product has a bias operand.
+    pub fn bias(&self) -> bool {
+        matches!(self, GeluProduct::Forward { bias: true })
+    }
+
+    /// What is done with the product.
+    pub fn quantise(&self) -> Quantise {
+        let (of, source, sums) = match *self {
+            GeluProduct::Forward { .. } => (DType::E4M3, Source::Gelu, None),
+            GeluProduct::Backward { sums } => (DType::E5M2, Source::GeluGrad, sums),
+        };
+        Quantise { of, source, rows: true, columns: true, sums }
+    }
+
+    /// The types of the outputs, given that of h.
+    pub fn outputs(&self, h: TensorType) -> Vec<TensorType> {
+        let product = match self {
+            GeluProduct::Forward { .. } => vec![h],
+            GeluProduct::Backward { .. } => vec![],
+        };
+        [product, self.quantise().outputs(h)].concat()
+    }
+}
+
 /// Whether products of eight bits take a matrix of this shape, as it is and transposed.
 pub fn suits(shape: Shape) -> bool {
     let [rows, columns] = [shape.rows(), shape.columns()];

@@ -6,11 +6,13 @@
 mod cases;
 
 use cases::{
-    Case, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads, compare_within,
-    eight_bit_heads, gelus_worth_timing, products_of_rows, quantised, quantised_norms, quantised_weights,
-    run, scaled_products,
+    Case, Data, Tensor, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads,
+    compare_within, eight_bit_heads, gelu_products, gelus_worth_timing, products_of_rows, quantised,
+    quantised_norms, quantised_weights, run, scaled_products,
 };
-use ironmill_compute::{AttentionBy, Cuda, CudaOptions, DType, Device, Error, Kernel, quantise::Source};
+use ironmill_compute::{
+    AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, Kernel, quantise::Source,
+};
 
 fn cuda() -> Option<Cuda> {
     cuda_with(AttentionBy::Fastest)
@@ -230,6 +232,61 @@ fn quantised_norms_are_the_references() {
                 let is_near = (a - e).abs() <= tolerance(*e);
                 assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");
             }
+        }
+    }
+}
+
+/// One launch makes of a product what the reference does, and what a product and quantising in two launches do. Sums of products of eight bits
+/// keep some 14 bits, which may round a number the other way.
+#[test]
+fn products_through_gelu_are_the_references_and_those_of_two_launches() {
+    let Some(mut cuda) = cuda() else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&gelu_products(), of)).concat() {
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        check_gelu_product(&case, &first, &case.expected(), 10);
+        check_gelu_product(&case, &first, &in_two_launches(&mut cuda, &case), 100);
+    }
+}
+
+/// What a product through GELU gives when it is quantised apart.
+fn in_two_launches(cuda: &mut Cuda, case: &Case) -> Vec<Vec<f64>> {
+    let Kernel::GeluProduct(of) = case.kernel else { panic!("all of them are products through GELU") };
+    let (is_forward, bias) = (matches!(of, GeluProduct::Forward { .. }), of.bias());
+    let (factors, rest) = case.inputs.split_at(4 + usize::from(bias));
+    let h = if is_forward { case.outputs[0].clone() } else { rest[0].clone() };
+    let kernel = Kernel::ScaledProduct { bias, add: false };
+    let product = Case { kernel, inputs: factors.to_vec(), outputs: vec![h.clone()], terms: case.terms };
+    let product = run(cuda, &product).expect("a product of the library").remove(0);
+    let numbers = Tensor { of: h.of, data: Data::Real(product.iter().map(|&x| x as f32).collect()) };
+    let outputs = case.outputs[usize::from(is_forward)..].to_vec();
+    let inputs = if is_forward { vec![numbers] } else { vec![h, numbers] };
+    let quantise = Case { kernel: Kernel::Quantise(of.quantise()), inputs, outputs, terms: case.terms };
+    let copies = run(cuda, &quantise).expect("a kernel quantises");
+    if is_forward { [vec![product], copies].concat() } else { copies }
+}
+
+/// Bytes may be one step away, in one of so many numbers.
+fn check_gelu_product(case: &Case, actual: &[Vec<f64>], expected: &[Vec<f64>], one_of: usize) {
+    let Kernel::GeluProduct(of) = case.kernel else { panic!("all of them are products through GELU") };
+    let (name, unit) = (case.name(), usize::from(matches!(of, GeluProduct::Forward { .. })));
+    assert_eq!(actual[unit], expected[unit], "the unit of {name}");
+    for (output, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let (is_byte, is_sum) = (output == unit + 1 || output == unit + 2, output == unit + 3);
+        let step = if is_byte { of.quantise().of.epsilon() } else { case.outputs[output].of.dtype.epsilon() };
+        let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+        let tolerance = |e: f64| {
+            if is_sum {
+                0.01 * (case.terms as f64).sqrt() * largest
+            } else {
+                2.0 * step * e.abs() + largest / 512.0
+            }
+        };
+        let differing = actual.iter().zip(expected).filter(|(a, e)| is_byte && a != e).count();
+        assert!(one_of * differing <= actual.len(), "{differing} of output {output} differ in {name}");
+        for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+            let apart = (a - e).abs();
+            assert!(apart <= tolerance(*e), "output {output} element {index}: {a}, not {e}, in {name}");
         }
     }
 }

@@ -5,14 +5,15 @@
 //! take stays as it is. Everything else keeps its type: the results of products, the residual stream, masters and gradients of parameters.
 //!
 //! What is only computed to be quantised is computed on the way: a norm, an activation, its slope, and a bias's gradient, which is a sum
-//! over the same numbers. Weights are quantised together.
+//! over the same numbers. Where both copies are wanted, the product before an activation or its slope is one kernel with that. Weights
+//! are quantised together.
 
 mod weights;
 
 use std::collections::BTreeMap;
 
 use ironmill_compute::{
-    DType, HeadLoss, Kernel, Op, Quantise, QuantisedNorm, TensorType,
+    DType, GeluProduct, HeadLoss, Kernel, Op, Quantise, QuantisedNorm, TensorType,
     kernel::eight_bit_workspace_rows,
     quantise::{MOST_NORM_COLUMNS, Source, suits},
 };
@@ -49,6 +50,7 @@ pub(crate) fn apply(graph: &mut Graph, takes_head: bool) {
     graph.nodes = pass.finish();
     while fuse_one_source(graph) {}
     while fuse_one_norm(graph) {}
+    while fuse_one_product(graph) {}
     weights::gather(graph);
 }
 
@@ -347,4 +349,40 @@ fn quantised_norm(graph: &Graph, node: usize, y: Tensor) -> Option<QuantisedNorm
     let (columns, gain) = (graph.shape(y).columns(), graph.shape(inputs[norm.summands()]));
     let is_whole = columns <= MOST_NORM_COLUMNS && gain.elements() == columns;
     (is_whole && outputs[usize::from(adds)] == y).then_some(norm)
+}
+
+/// A product that is quantised behind an activation, or with its slope, is quantised where it is computed.
+fn fuse_one_product(graph: &mut Graph) -> bool {
+    let (readers, producers) = (graph.readers(), producers(graph));
+    for index in 0..graph.nodes.len() {
+        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
+        let Some(&result) = graph.nodes[index].inputs.last() else { continue };
+        let Some(producer) = producers[result.0] else { continue };
+        let Kernel::ScaledProduct { bias, add: false } = graph.nodes[producer].kernel else { continue };
+        let is_only_quantised = readers[result.0] == [index] && !graph.kept.contains(&result);
+        let product = match of.source {
+            // The product moves to where it is quantised, so nobody may read it before.
+            Source::Gelu if readers[result.0].iter().all(|&reader| reader >= index) => {
+                GeluProduct::Forward { bias }
+            }
+            Source::GeluGrad if !bias && is_only_quantised => GeluProduct::Backward { sums: of.sums },
+            _ => continue,
+        };
+        let mut inputs = graph.nodes[producer].inputs.clone();
+        let is_narrow = graph.info(inputs[0]).of.dtype == of.of;
+        if product.quantise() != of || !is_narrow {
+            continue;
+        }
+        let node = &mut graph.nodes[index];
+        match product {
+            GeluProduct::Forward { .. } => node.outputs.insert(0, result),
+            GeluProduct::Backward { .. } => inputs.push(node.inputs[0]),
+        }
+        node.kernel = Kernel::GeluProduct(product);
+        node.inputs = inputs;
+        let removed: Vec<bool> = (0..graph.nodes.len()).map(|other| other == producer).collect();
+        remove(graph, &removed);
+        return true;
+    }
+    false
 }

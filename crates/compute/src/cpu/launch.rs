@@ -97,6 +97,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
         | Kernel::ScaledProduct { .. }
+        | Kernel::GeluProduct(_)
         | Kernel::Guard(_)
         | Kernel::Adam(_)
         | Kernel::Sgd(_)
@@ -172,7 +173,8 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
-        | Kernel::ScaledProduct { .. } => {
+        | Kernel::ScaledProduct { .. }
+        | Kernel::GeluProduct(_) => {
             let dtype = operands.input_type(0).dtype;
             return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
         }

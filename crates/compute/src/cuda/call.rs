@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{
     blas::{Blas, IN_A_ROW, Prepared, Product, ProductPlan},
     cudnn::{self, Cudnn},
-    driver::{Arguments, Driver, Function, HeadRows, MatrixBoxes, TensorMap},
+    driver::{Arguments, Driver, FactorBoxes, Function, HeadRows, MatrixBoxes, TensorMap},
     modules::{Modules, Source},
 };
 use crate::{
@@ -256,6 +256,14 @@ impl<'a> Builder<'a> {
     pub fn give_matrix_maps(&mut self, matrices: &[MatrixBoxes]) -> Result<()> {
         for matrix in matrices {
             self.maps.push(self.machine.driver.matrix_map(matrix)?);
+        }
+        Ok(())
+    }
+
+    /// The same for factors of eight bits.
+    pub fn give_factor_maps(&mut self, factors: &[FactorBoxes]) -> Result<()> {
+        for factor in factors {
+            self.maps.push(self.machine.driver.factor_map(factor)?);
         }
         Ok(())
     }

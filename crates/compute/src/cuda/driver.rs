@@ -131,9 +131,35 @@ pub(super) struct MatrixBoxes {
     pub real: DType,
     pub rows: usize,
     pub columns: usize,
-    /// Rows that one copy moves, of [`HeadRows::BOX`] elements each.
+    /// Rows that one copy moves, of 128 bytes each.
     pub box_rows: usize,
 }
+
+/// A factor of eight bits of which one copy moves [`FactorBoxes::ROWS`] rows of 128 terms. Its rows come into shared memory in
+/// another order, which `gelu_eight.cu` tells of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FactorBoxes {
+    pub at: u64,
+    pub of: DType,
+    /// A multiple of 16.
+    pub rows: usize,
+    pub terms: usize,
+    pub side: Side,
+}
+
+impl FactorBoxes {
+    pub const ROWS: usize = 128;
+}
+
+/// Which factor of a product something is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    Left,
+    Right,
+}
+
+/// Bytes of a row of a box, which is what is swizzled.
+const BOX_ROW_BYTES: usize = 128;
 
 /// What tells the copy engine about a tensor.
 #[repr(C, align(64))]
@@ -513,7 +539,30 @@ impl Driver {
     /// The same for boxes of a matrix.
     pub fn matrix_map(&self, matrix: &MatrixBoxes) -> Result<TensorMap> {
         let MatrixBoxes { at, real, rows, columns, box_rows } = *matrix;
-        self.encode_map((at, real), [columns, rows], &[columns], [HeadRows::BOX, box_rows])
+        let box_columns = BOX_ROW_BYTES / real.bytes();
+        self.encode_map((at, real), [columns, rows], &[columns], [box_columns, box_rows])
+    }
+
+    /// The same for a factor of eight bits. Its rows are several dimensions, in the order in which they come.
+    pub fn factor_map(&self, factor: &FactorBoxes) -> Result<TensorMap> {
+        let FactorBoxes { at, of, rows, terms, side } = *factor;
+        let (sixteens, boxes) = (rows / 16, FactorBoxes::ROWS / 16);
+        match side {
+            // Of sixteen rows the even ones, then the odd ones.
+            Side::Left => self.encode_map(
+                (at, of),
+                [terms, 8, 2, sixteens],
+                &[2 * terms, terms, 16 * terms],
+                [BOX_ROW_BYTES, 8, 2, boxes],
+            ),
+            // Of sixteen rows the first two of every four, then the last two.
+            Side::Right => self.encode_map(
+                (at, of),
+                [terms, 2, 4, 2, sixteens],
+                &[terms, 4 * terms, 2 * terms, 16 * terms],
+                [BOX_ROW_BYTES, 2, 4, 2, boxes],
+            ),
+        }
     }
 
     /// A map of a tensor of D dimensions, the innermost first, whose elements follow each other; strides are those of the others.
@@ -527,11 +576,11 @@ impl Driver {
         const SWIZZLE_128_BYTES: c_int = 3;
         const PROMOTE_256_BYTES: c_int = 3;
         let element = match real {
+            // Bytes, whatever their bits mean.
+            DType::E4M3 | DType::E5M2 => 0,
             DType::F16 => 6,
             DType::BF16 => 9,
-            DType::F32 | DType::E4M3 | DType::E5M2 | DType::U32 => {
-                unreachable!("products of warpgroups are of halves")
-            }
+            DType::F32 | DType::U32 => unreachable!("products of warpgroups are of halves or of eight bits"),
         };
         assert_eq!(strides.len(), D - 1, "a stride for every dimension but the innermost");
         let sizes = sizes.map(|size| size as u64);

@@ -131,6 +131,7 @@ pub(super) fn add(
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
         | Kernel::ScaledProduct { .. }
+        | Kernel::GeluProduct(_)
         | Kernel::GlobalNorm
         | Kernel::Guard(_)
         | Kernel::Adam(_)

@@ -37,10 +37,11 @@ pub(super) enum Source {
     AttentionF32,
     AttentionHopper,
     GeluHopper,
+    GeluEight,
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 8] = [
+const HEADERS: [(&str, &str); 9] = [
     ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
@@ -48,11 +49,12 @@ const HEADERS: [(&str, &str); 8] = [
     ("attention.cuh", include_str!("kernels/attention.cuh")),
     ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
     ("matrix.cuh", include_str!("kernels/matrix.cuh")),
+    ("turns.cuh", include_str!("kernels/turns.cuh")),
     ("warpgroup.cuh", include_str!("kernels/warpgroup.cuh")),
 ];
 
 impl Source {
-    const ALL: [Source; 22] = [
+    const ALL: [Source; 23] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -74,6 +76,7 @@ impl Source {
         Source::AttentionF32,
         Source::AttentionHopper,
         Source::GeluHopper,
+        Source::GeluEight,
         Source::Transfer,
     ];
 
@@ -101,6 +104,7 @@ impl Source {
                 let of = |real| tiles.map(|[columns, cluster]| vec![("REAL", real), columns, cluster]);
                 [of(1), of(2)].concat()
             }
+            Source::GeluEight => vec![vec![("REAL", 1)]],
             Source::Transfer => vec![vec![("REAL", 0)]],
             _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
         }
@@ -109,7 +113,7 @@ impl Source {
     /// The first compute capability that has the instructions which the file is made of.
     fn oldest_capability(self) -> usize {
         match self {
-            Source::Quantise | Source::QuantiseNorm => EIGHT_BIT_CAPABILITY,
+            Source::Quantise | Source::QuantiseNorm | Source::GeluEight => EIGHT_BIT_CAPABILITY,
             _ => OLDEST_CAPABILITY,
         }
     }
@@ -140,6 +144,7 @@ impl Source {
             | Source::AttentionF32
             | Source::AttentionHopper
             | Source::GeluHopper
+            | Source::GeluEight
             | Source::Transfer => false,
         }
     }
@@ -167,6 +172,7 @@ impl Source {
             Source::AttentionF32 => "attention_f32.cu",
             Source::AttentionHopper => "attention_hopper.cu",
             Source::GeluHopper => "gelu_hopper.cu",
+            Source::GeluEight => "gelu_eight.cu",
             Source::Transfer => "transfer.cu",
         }
     }
@@ -194,6 +200,7 @@ impl Source {
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
             Source::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
             Source::GeluHopper => include_str!("kernels/gelu_hopper.cu"),
+            Source::GeluEight => include_str!("kernels/gelu_eight.cu"),
             Source::Transfer => include_str!("kernels/transfer.cu"),
         }
     }

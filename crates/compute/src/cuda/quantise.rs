@@ -1,5 +1,6 @@
 //! Products of eight bits: the kernels that write their factors, and the library's products of them.
 
+mod gelu;
 mod head;
 mod norm;
 mod weights;
@@ -15,7 +16,7 @@ use crate::{
     error::{Error, Result},
     kernel::Kernel,
     quantise::{Quantise, Source, sample_stride},
-    tensor::DType,
+    tensor::{DType, TensorType},
 };
 
 /// Rows and columns of the tile that a block quantises.
@@ -36,6 +37,7 @@ pub(super) fn add(
         Kernel::QuantiseWeights(_) => DType::E4M3,
         Kernel::QuantisedNorm(of) => of.copies().of,
         Kernel::ScaledProduct { .. } => inputs[0].of.dtype,
+        Kernel::GeluProduct(_) => inputs[0].of.dtype,
         Kernel::HeadLoss(head) => head.products,
         _ => return Ok(false),
     };
@@ -45,7 +47,8 @@ pub(super) fn add(
     }
     let is_there = match kernel {
         Kernel::Quantise(of) => {
-            quantise(builder, of, inputs, outputs)?;
+            let operands: Vec<Arg> = inputs.iter().map(|view| builder.pointer(view)).collect();
+            quantise(builder, of, (&operands, inputs[0].of), outputs)?;
             true
         }
         Kernel::QuantiseWeights(all) => {
@@ -60,18 +63,23 @@ pub(super) fn add(
             let product = scaled_product(builder, inputs, &outputs[0], bias, add);
             builder.product(product)?
         }
+        Kernel::GeluProduct(of) => gelu::add(builder, *of, [inputs, outputs])?,
         Kernel::HeadLoss(of) => head::head_loss(builder, of, inputs, outputs)?,
         _ => false,
     };
     if is_there { Ok(true) } else { Err(unsupported()) }
 }
 
-fn quantise(builder: &mut Builder<'_>, of: &Quantise, inputs: &[View], outputs: &[View]) -> Result<()> {
-    let x = inputs[0].of;
+/// Operands of one type become the outputs.
+fn quantise(
+    builder: &mut Builder<'_>,
+    of: &Quantise,
+    (operands, x): (&[Arg], TensorType),
+    outputs: &[View],
+) -> Result<()> {
     let copies = Copies::new(builder, of, outputs);
     let [rows, columns] = [x.shape.rows(), x.shape.columns()];
-    let operands: Vec<Arg> = inputs.iter().map(|view| builder.pointer(view)).collect();
-    let matrix = Numbers { source: of.source, operands: &operands, real: x.dtype, rows, columns };
+    let matrix = Numbers { source: of.source, operands, real: x.dtype, rows, columns };
     let Some(adds) = of.sums else { return matrix.quantise(builder, copies, None) };
     let tiles = rows.div_ceil(TILE);
     let sums = builder.scratch(4 * tiles * columns);
@@ -117,18 +125,23 @@ impl Numbers<'_> {
     /// Looks for the largest number, then writes the copies and, for every tile of rows, the sums of its columns.
     fn quantise(&self, builder: &mut Builder<'_>, copies: Copies, sums: Option<Arg>) -> Result<()> {
         let &Numbers { source, operands, real, rows, columns } = self;
-        let [largest, name] = match (source, copies.of == DType::E5M2) {
-            (Source::Stored, false) => ["largest_stored", "e4m3_stored"],
-            (Source::Stored, true) => ["largest_stored", "e5m2_stored"],
-            (Source::Gelu, false) => ["largest_gelu", "e4m3_gelu"],
-            (Source::Gelu, true) => ["largest_gelu", "e5m2_gelu"],
-            (Source::GeluGrad, false) => ["largest_gelu_grad", "e4m3_gelu_grad"],
-            (Source::GeluGrad, true) => ["largest_gelu_grad", "e5m2_gelu_grad"],
+        let name = match (source, copies.of == DType::E5M2) {
+            (Source::Stored, false) => "e4m3_stored",
+            (Source::Stored, true) => "e5m2_stored",
+            (Source::Gelu, false) => "e4m3_gelu",
+            (Source::Gelu, true) => "e5m2_gelu",
+            (Source::GeluGrad, false) => "e4m3_gelu_grad",
+            (Source::GeluGrad, true) => "e5m2_gelu_grad",
         };
         let (first, second) = (operands[0], operands.get(1).copied().unwrap_or(NOTHING));
-        let partials = builder.scratch(4 * PARTIALS);
-        let arguments = [first, second, partials, rows.into(), columns.into(), sample_stride(rows).into()];
-        builder.kernel(File::Quantise, largest, real, &[], Grid::new(PARTIALS, THREADS), &arguments)?;
+        let stride = sample_stride(rows);
+        let sampled = Sampled {
+            source,
+            operands: [(first, stride), (second, stride)],
+            real,
+            rows: rows.div_ceil(stride),
+        };
+        let partials = sampled.largest(builder, columns)?;
         let Copies { unit, as_it_is, transposed, .. } = copies;
         let [as_it_is, transposed, sums] = [as_it_is, transposed, sums].map(|at| at.unwrap_or(NOTHING));
         let arguments =
@@ -136,6 +149,31 @@ impl Numbers<'_> {
         // As many rows to a thread as the kernels say.
         let threads = if source == Source::Stored { THREADS } else { THREADS / 2 };
         builder.kernel(File::Quantise, name, real, &[], tiles(rows, columns, threads), &arguments)
+    }
+}
+
+/// Rows in which the largest number is looked for: of every operand, where the first is, and how many rows lie from one to the next.
+struct Sampled {
+    source: Source,
+    operands: [(Arg, usize); 2],
+    real: DType,
+    rows: usize,
+}
+
+impl Sampled {
+    /// Where the kernels that quantise find the largest numbers of some blocks.
+    fn largest(&self, builder: &mut Builder<'_>, columns: usize) -> Result<Arg> {
+        let name = match self.source {
+            Source::Stored => "largest_stored",
+            Source::Gelu => "largest_gelu",
+            Source::GeluGrad => "largest_gelu_grad",
+        };
+        let [(first, stride), (second, second_stride)] = self.operands;
+        let partials = builder.scratch(4 * PARTIALS);
+        let sizes = [self.rows, columns, stride, second_stride].map(Arg::from);
+        let arguments = [&[first, second, partials], &sizes[..]].concat();
+        builder.kernel(File::Quantise, name, self.real, &[], Grid::new(PARTIALS, THREADS), &arguments)?;
+        Ok(partials)
     }
 }
 
@@ -180,17 +218,21 @@ fn product(a: Rows, b: Rows, (out, out_type): (Arg, DType), add: bool, epilogue:
 }
 
 fn scaled_product(builder: &Builder<'_>, inputs: &[View], out: &View, bias: bool, add: bool) -> Product {
-    let rows = |view: &View, unit: &View| Rows {
-        at: builder.pointer(view),
-        of: view.of.dtype,
-        unit: builder.pointer(unit),
-        rows: view.of.shape.rows(),
-        columns: view.of.shape.columns(),
-        leading: view.of.shape.columns(),
-    };
-    let epilogue = if bias { Epilogue::Bias(builder.pointer(&inputs[4])) } else { Epilogue::Nothing };
-    let (a, b) = (rows(&inputs[0], &inputs[1]), rows(&inputs[2], &inputs[3]));
-    product(a, b, (builder.pointer(out), out.of.dtype), add, epilogue)
+    let (factors, epilogue) = (factors(builder, inputs), epilogue(builder, inputs, bias));
+    product(factors[0], factors[1], (builder.pointer(out), out.of.dtype), add, epilogue)
+}
+
+/// The factors of a product, each before its unit.
+fn factors(builder: &Builder<'_>, inputs: &[View]) -> [Rows; 2] {
+    [[0, 1], [2, 3]].map(|[factor, unit]| {
+        let (view, unit) = (&inputs[factor], builder.pointer(&inputs[unit]));
+        let [rows, columns] = [view.of.shape.rows(), view.of.shape.columns()];
+        Rows { at: builder.pointer(view), of: view.of.dtype, unit, rows, columns, leading: columns }
+    })
+}
+
+fn epilogue(builder: &Builder<'_>, inputs: &[View], bias: bool) -> Epilogue {
+    if bias { Epilogue::Bias(builder.pointer(&inputs[4])) } else { Epilogue::Nothing }
 }
 
 /// Bits behind the point and the bias of the exponent.

@@ -86,6 +86,7 @@ pub(super) fn add(
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
         | Kernel::ScaledProduct { .. }
+        | Kernel::GeluProduct(_)
         | Kernel::HeadLoss(_) => return Ok(false),
     }
     Ok(true)

@@ -183,6 +183,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
+        | Kernel::GeluProduct(_)
         | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {
                 kernel: kernel.name(),

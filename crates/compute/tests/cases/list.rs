@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ironmill_compute::{
-    Adam, Attention, DType, Descend, Draw, Guard, HeadLoss, Kernel, LogProbabilities, LossShape, Mask,
-    NormGrads, Op, Quantise, QuantisedNorm, Sgd, Shape, UpdateRange, kernel::eight_bit_workspace_rows,
-    quantise::Source,
+    Adam, Attention, DType, Descend, Draw, GeluProduct, Guard, HeadLoss, Kernel, LogProbabilities, LossShape,
+    Mask, NormGrads, Op, Quantise, QuantisedNorm, Sgd, Shape, TensorType, UpdateRange,
+    kernel::eight_bit_workspace_rows, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -325,14 +325,20 @@ pub fn eight_bit_heads() -> Vec<Case> {
     cases
 }
 
+/// A factor of eight bits.
+fn factor(dims: &[usize], of: DType, salt: u32) -> Tensor {
+    let rounded = map(random(dims, salt), |x| of.round(f64::from(8.0 * x)) as f32);
+    Tensor { of: rounded.of.with_dtype(of), ..rounded }
+}
+
+/// The unit of one.
+fn unit(power: i32) -> Tensor {
+    reals(&[1], vec![2f32.powi(power)])
+}
+
 /// Products of eight bits in the forms that a linear layer has them in.
 pub fn scaled_products() -> Vec<Case> {
     let mut cases = Vec::new();
-    let factor = |dims: &[usize], of: DType, salt| {
-        let rounded = map(random(dims, salt), |x| of.round(f64::from(8.0 * x)) as f32);
-        Tensor { of: rounded.of.with_dtype(of), ..rounded }
-    };
-    let unit = |power: i32| reals(&[1], vec![2f32.powi(power)]);
     for (m, n, k) in [(16, 16, 16), (48, 80, 32), (32, 144, 272), (128, 256, 2064), (2048, 16, 48)] {
         for (of, bias, add) in [
             (DType::E4M3, false, false),
@@ -345,6 +351,31 @@ pub fn scaled_products() -> Vec<Case> {
             inputs.extend(bias.then(|| random(&[n], 3)));
             let outputs = vec![random(&[m, n], 4)];
             cases.push(Case { kernel: Kernel::ScaledProduct { bias, add }, inputs, outputs, terms: k });
+        }
+    }
+    cases
+}
+
+/// Products of eight bits that go through GELU: in whole tiles, one and several, and so many rows that not all are looked at; and not.
+pub fn gelu_products() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (m, n, k) in [(128, 128, 128), (384, 256, 272), (2176, 128, 48), (48, 80, 32)] {
+        for of in [
+            GeluProduct::Forward { bias: false },
+            GeluProduct::Forward { bias: true },
+            GeluProduct::Backward { sums: None },
+            GeluProduct::Backward { sums: Some(true) },
+        ] {
+            let left = factor(&[m, k], of.quantise().of, 1);
+            let mut inputs = vec![left, unit(-4), factor(&[n, k], DType::E4M3, 2), unit(-5)];
+            match of {
+                GeluProduct::Forward { bias } => inputs.extend(bias.then(|| random(&[n], 3))),
+                GeluProduct::Backward { .. } => inputs.push(map(random(&[m, n], 4), |x| 2.0 * x)),
+            }
+            let h = TensorType::new(&[m, n], DType::F32);
+            let outputs =
+                of.outputs(h).iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
+            cases.push(Case { kernel: Kernel::GeluProduct(of), inputs, outputs, terms: k + m });
         }
     }
     cases

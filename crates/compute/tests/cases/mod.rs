@@ -7,8 +7,8 @@ mod list;
 pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{
-    adams_with_copies, eight_bit_heads, products_of_rows, quantised, quantised_norms, quantised_weights,
-    scaled_products,
+    adams_with_copies, eight_bit_heads, gelu_products, products_of_rows, quantised, quantised_norms,
+    quantised_weights, scaled_products,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
@@ -17,8 +17,8 @@ pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];
 
 use ironmill_compute::{
-    DType, Device, Error, HostData, IGNORED, Kernel, Launch, LossShape, Op, Quantise, Reference, Result,
-    SequenceId, TensorType, View,
+    DType, Device, Error, GeluProduct, HostData, IGNORED, Kernel, Launch, LossShape, Op, Quantise, Reference,
+    Result, SequenceId, TensorType, View,
     philox::{normal_pair, philox},
 };
 
@@ -299,7 +299,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) | Kernel::QuantiseWeights(_) | Kernel::QuantisedNorm(_) => 0.0,
-        Kernel::ScaledProduct { .. } => 0.5,
+        Kernel::ScaledProduct { .. } | Kernel::GeluProduct(_) => 0.5,
         Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
         Kernel::Momentum { .. } | Kernel::Descend(_) | Kernel::Average { .. } => 4.0,
         Kernel::Normalise | Kernel::Combine(_) => 2.0,
@@ -348,6 +348,8 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::QuantisedNorm(_) => (&[], &[0, 1, 2, 3, 4]),
         Kernel::ScaledProduct { add: true, .. } => (&[0, 1, 2, 3], &[0]),
         Kernel::ScaledProduct { .. } => (&[0, 1, 2, 3], &[]),
+        Kernel::GeluProduct(GeluProduct::Forward { .. }) => (&[0, 1, 2, 3], &[1, 2, 3]),
+        Kernel::GeluProduct(GeluProduct::Backward { .. }) => (&[0, 1, 2, 3], &[0, 1, 2, 3]),
         Kernel::HeadLoss(head) if head.d_input => (&[3, 4], &[0, 3]),
         Kernel::HeadLoss(_) => (&[3, 4], &[0, 2]),
         Kernel::CacheAppend

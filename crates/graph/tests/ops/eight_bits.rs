@@ -1,7 +1,7 @@
 //! Products of eight bits: exactly computed they change nothing, rounded they stay as near as their types allow, and a backend
 //! without them says so.
 
-use ironmill_compute::{DType, HostData, Kernel, Reference, quantise::Source};
+use ironmill_compute::{DType, GeluProduct, HostData, Kernel, Reference, quantise::Source};
 use ironmill_graph::{EightBits, Graph, Passes, Precision, Runtime, States, refresh_program};
 
 use crate::{
@@ -39,21 +39,26 @@ fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_wa
     let program = trial.compile(model.micro(2, false), &EIGHT);
     let count = |is: &dyn Fn(&Kernel) -> bool| trial.runtime.kernels(program.id).filter(|k| is(k)).count();
     // Four products a layer, forward and two gradients, in two layers.
-    assert_eq!(count(&|kernel| matches!(kernel, Kernel::ScaledProduct { .. })), 2 * 4 * 3);
-    // Each has an input, a weight and a gradient of its own. Two inputs of a layer are results of norms.
+    let products = count(&|kernel| matches!(kernel, Kernel::ScaledProduct { .. } | Kernel::GeluProduct(_)));
+    assert_eq!(products, 2 * 4 * 3);
+    // Each has an input, a weight and a gradient of its own. Two of a layer are results of norms, and two of products.
     assert_eq!(count(&|kernel| matches!(kernel, Kernel::QuantisedNorm(_))), 2 * 2);
     // All weights are quantised together.
     let together =
         |kernel: &Kernel| matches!(kernel, Kernel::QuantiseWeights(weights) if weights.len() == 2 * 4);
     assert_eq!(count(&together), 1);
-    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * (4 * 2 - 2));
-    for (source, expected) in [(Source::Gelu, 2), (Source::GeluGrad, 2), (Source::Stored, 8)] {
-        let is = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.source == source);
-        assert_eq!(count(&is), expected, "{source:?}");
+    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * (4 * 2 - 4));
+    assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(of) if of.source != Source::Stored)), 0);
+    for of in [GeluProduct::Forward { bias: true }, GeluProduct::Backward { sums: Some(false) }] {
+        assert_eq!(count(&|kernel| *kernel == Kernel::GeluProduct(of)), 2, "{of:?}");
     }
     // Gradients of biases are sums over what is quantised, or over what the gradient of a norm writes: all norms but the first, which
     // follows no product, and the last, around which nothing flows.
-    let sums = |kernel: &Kernel| matches!(kernel, Kernel::Quantise(of) if of.sums.is_some());
+    let sums = |kernel: &Kernel| match kernel {
+        Kernel::Quantise(of) => of.sums.is_some(),
+        Kernel::GeluProduct(of) => of.quantise().sums.is_some(),
+        _ => false,
+    };
     assert_eq!(count(&sums), 2 * 4 - 3);
     assert_eq!(count(&|kernel| kernel.name() == "linear_grad_bias"), 0);
 }

@@ -1,4 +1,8 @@
 // Numbers as bytes of e4m3 or e5m2: what they are multiplied by first, how they are rounded, and how a few of them are transposed.
+#pragma once
+
+// Numbers that those who look for the largest leave, one for each block.
+constexpr u32 PARTIALS = 256;
 
 // The power of two by which numbers are multiplied when the largest has these bits; `top` is what it comes below.
 __device__ __forceinline__ float scale_of(u32 largest, int top) {
@@ -7,6 +11,14 @@ __device__ __forceinline__ float scale_of(u32 largest, int top) {
     if (largest >= 0x7f800000u) return __uint_as_float(0x7fffffffu);
     const int shift = top + 126 - (int)(largest >> 23);
     return __uint_as_float((u32)(127 + max(-MOST_SHIFT, min(MOST_SHIFT, shift))) << 23);
+}
+
+// The same from what PARTS blocks left, by a whole warp: e4m3 has room up to 448, e5m2 up to 57,344.
+template <bool E5M2, u32 PARTS> __device__ __forceinline__ float scale_from(const u32* partials) {
+    u32 most = 0;
+#pragma unroll
+    for (u32 i = 0; i < PARTS; i += 32) most = max(most, partials[i + threadIdx.x % 32]);
+    return scale_of(__reduce_max_sync(0xffffffffu, most), E5M2 ? 9 : 6);
 }
 
 // Two numbers as bytes, to nearest; what is too large becomes the largest there is.

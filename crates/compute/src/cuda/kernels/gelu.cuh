@@ -25,10 +25,11 @@ __device__ __forceinline__ float gelu_slope(float at) {
 }
 #else
 // In halves every instruction counts, because products wait for them: constants are multiplied beforehand.
-__device__ __forceinline__ float gelu_sigmoid(float x) {
+__device__ __forceinline__ float gelu_decay(float x) {
     constexpr float LINEAR = -2.0f * GELU_SCALE * 1.4426950408889634f, CUBE = LINEAR * GELU_CUBE;
-    return reciprocal(1.0f + power_of_two(x * (LINEAR + CUBE * (x * x))));
+    return power_of_two(x * (LINEAR + CUBE * (x * x)));
 }
+__device__ __forceinline__ float gelu_sigmoid(float x) { return reciprocal(1.0f + gelu_decay(x)); }
 __device__ __forceinline__ float gelu_of(float x) { return x * gelu_sigmoid(x); }
 // The slope where x is near zero already.
 __device__ __forceinline__ float gelu_slope_near(float x) {
@@ -37,6 +38,16 @@ __device__ __forceinline__ float gelu_slope_near(float x) {
     return sigmoid + sigmoid * (rise - sigmoid * rise);
 }
 __device__ __forceinline__ float gelu_slope(float x) { return gelu_slope_near(near_zero(x)); }
+
+// Two elements between −10 and 10, beyond which GELU's slope is 0 or 1.
+__device__ __forceinline__ u32 pair_near_zero(u32 pair) {
+#if REAL == 1
+    asm("max.NaN.bf16x2 %0, %0, %1;\nmin.NaN.bf16x2 %0, %0, %2;" : "+r"(pair) : "r"(0xc120c120u), "r"(0x41204120u));
+#else
+    asm("max.NaN.f16x2 %0, %0, %1;\nmin.NaN.f16x2 %0, %0, %2;" : "+r"(pair) : "r"(0xc900c900u), "r"(0x49004900u));
+#endif
+    return pair;
+}
 #endif
 
 __device__ __forceinline__ float silu_gate_of(float gate, float up) {

@@ -11,103 +11,20 @@
 // But what two blocks share they wait for together.
 #include "prelude.cuh"
 #include "gelu.cuh"
-#include "warpgroup.cuh"
-
-#ifndef COLUMNS
-#define COLUMNS 128
-#endif
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
+#include "turns.cuh"
 
 #if REAL != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // ---- Sizes -------------------------------------------------------------------------------------------------------
 
-constexpr int ROWS = 128, DEPTH = 64;
-constexpr int SHEETS = COLUMNS / 64, SHEET_BYTES = ROWS * SHEET_ROW_BYTES;
+constexpr int DEPTH = 64;
+constexpr int SHEETS = COLUMNS / 64;
 constexpr int LEFT_BYTES = ROWS * DEPTH * 2, RIGHT_BYTES = COLUMNS * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * GROUP_THREADS;
 // Sheets by which a warpgroup exchanges results with the copy engine: one of h and one of y, or all of h at once.
 template <bool BACKWARD> constexpr int KEPT_SHEETS = BACKWARD ? SHEETS : 2;
-constexpr int MOST_SHARED_BYTES = 232448, RING_BYTES = 256;
 template <bool BACKWARD> constexpr int REST_BYTES = CONSUMERS * KEPT_SHEETS<BACKWARD> * SHEET_BYTES + RING_BYTES;
 template <bool BACKWARD> constexpr int STAGES = (MOST_SHARED_BYTES - REST_BYTES<BACKWARD>) / STAGE_BYTES;
-
-// ---- Clusters ----------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ u32 rank_in_cluster() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// All threads of all blocks of the cluster meet.
-__device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_begin_counted(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-// Arrives at the barrier that lies at this place of another block, or of this one. The order is that of a block, not of
-// the cluster, which would cost a fence as long as two stages: what was read with it has come to an end.
-__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
-    asm volatile(
-        "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
-        ::"r"(barrier), "r"(rank) : "memory");
-}
-
-// ---- Copies ------------------------------------------------------------------------------------------------------
-
-// A box of a matrix to this block, or to the same place of all blocks of the cluster, whose barriers at the same place
-// learn of it.
-template <bool TO_ALL>
-__device__ __forceinline__ void copy_box(u32 to, u32 barrier, const TensorMap* map, u32 column, u32 row) {
-    if constexpr (!TO_ALL) {
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                     "[%0], [%1, {%3, %4}], [%2];"
-                     ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
-    } else {
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-                     "[%0], [%1, {%3, %4}], [%2], %5;"
-                     ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
-    }
-}
-// A box from shared memory; what lies outside of the matrix is not written.
-__device__ __forceinline__ void store_box(const TensorMap* map, u32 from, u32 column, u32 row) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(map), "r"(from), "r"(column), "r"(row) : "memory");
-}
-__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until shared memory that was given to stores may be written again.
-__device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Orders what this thread wrote to shared memory before what the copy engine reads.
-__device__ __forceinline__ void writes_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// Counterpart of `load_matrices`.
-__device__ __forceinline__ void store_matrices(u32 to, const u32 (&from)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
-}
-
-// ---- Turns -------------------------------------------------------------------------------------------------------
-
-// A warpgroup waits for its turn at the matrix units, and gives it to the other one.
-__device__ __forceinline__ void turn_wait(int group) {
-    if (group == 0) asm volatile("bar.sync 3, 256;" ::: "memory");
-    else asm volatile("bar.sync 4, 256;" ::: "memory");
-}
-__device__ __forceinline__ void turn_give(int group) {
-    if (group == 0) asm volatile("bar.arrive 3, 256;" ::: "memory");
-    else asm volatile("bar.arrive 4, 256;" ::: "memory");
-}
-
-// The threads of a warpgroup wait for each other.
-__device__ __forceinline__ void finished_wait(int group) {
-    if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
-    else asm volatile("bar.sync 2, 128;" ::: "memory");
-}
 
 // ---- Products ----------------------------------------------------------------------------------------------------
 
@@ -148,63 +65,9 @@ template <bool BACKWARD> __device__ __forceinline__ void multiply_stage(Sums& su
 
 // ---- Work --------------------------------------------------------------------------------------------------------
 
-// Which tile a block multiplies when: clusters take tiles in bands of BAND clusters' rows, column by column, so that what
-// they read about the same time is little and stays in the cache.
-constexpr u32 BAND = 8;
-
-struct Plan {
-    u32 row_units, column_units, clusters, cluster, rank;
-    __device__ __forceinline__ Plan(u32 rows, u32 columns) {
-        row_units = (rows + ROWS * CLUSTER - 1) / (ROWS * CLUSTER);
-        column_units = (columns + COLUMNS - 1) / COLUMNS;
-        clusters = gridDim.x / CLUSTER;
-        cluster = blockIdx.x / CLUSTER;
-        rank = rank_in_cluster();
-    }
-    // Tiles that each block of this cluster multiplies.
-    __device__ __forceinline__ u32 tiles() const {
-        u32 units = row_units * column_units;
-        return units > cluster ? (units - cluster + clusters - 1) / clusters : 0;
-    }
-    __device__ __forceinline__ void place(u32 tile, u32& row, u32& column) const {
-        u32 unit = cluster + tile * clusters, band = unit / (BAND * column_units), within = unit % (BAND * column_units);
-        u32 height = min(BAND, row_units - band * BAND);
-        row = ((band * BAND + within % height) * CLUSTER + rank) * ROWS;
-        column = within / height * COLUMNS;
-    }
-};
-
-// The barriers behind everything else in shared memory.
-template <int STAGES> struct Ring {
-    u32 at;
-    __device__ __forceinline__ u32 full(u32 stage) const { return at + stage * 8; }
-    __device__ __forceinline__ u32 empty(u32 stage) const { return at + (STAGES + stage) * 8; }
-    __device__ __forceinline__ u32 kept(int group) const { return at + (2 * STAGES + group) * 8; }
-    __device__ __forceinline__ void begin() const {
-        for (u32 stage = 0; stage < STAGES; stage++) {
-            barrier_begin(full(stage));
-            barrier_begin_counted(empty(stage), GROUP_WARPS * CLUSTER);
-        }
-        for (int group = 0; group < CONSUMERS; group++) barrier_begin(kept(group));
-        barriers_begun();
-    }
-};
-
-// A place in the ring.
-template <int STAGES> struct Place {
-    u32 stage, round;
-    __device__ __forceinline__ explicit Place(u32 step) : stage(step % STAGES), round(step / STAGES) {}
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            round++;
-        }
-    }
-};
-
 // The thread that keeps the ring full.
 template <bool BACKWARD>
-__device__ __forceinline__ void fetch_all(const Plan& plan, const Ring<STAGES<BACKWARD>>& ring, u32 stages,
+__device__ __forceinline__ void fetch_all(const Plan& plan, const Ring<STAGES<BACKWARD>, CONSUMERS>& ring, u32 stages,
                                           const TensorMap* left, const TensorMap* right, u32 steps) {
     Place<STAGES<BACKWARD>> at(0);
     for (u32 tile = 0; tile < plan.tiles(); tile++) {
@@ -239,16 +102,6 @@ __device__ __forceinline__ u32 matrices_at(u32 rows, int n, int lane) {
     return rows + row * SHEET_ROW_BYTES + ((piece ^ (row & 7)) << 4);
 }
 
-// Two elements between −10 and 10, beyond which GELU's slope is 0 or 1.
-__device__ __forceinline__ u32 pair_near_zero(u32 pair) {
-#if REAL == 1
-    asm("max.NaN.bf16x2 %0, %0, %1;\nmin.NaN.bf16x2 %0, %0, %2;" : "+r"(pair) : "r"(0xc120c120u), "r"(0x41204120u));
-#else
-    asm("max.NaN.f16x2 %0, %0, %1;\nmin.NaN.f16x2 %0, %0, %2;" : "+r"(pair) : "r"(0xc900c900u), "r"(0x49004900u));
-#endif
-    return pair;
-}
-
 // The bias of a lane's columns in a sheet that begins at `column`.
 __device__ __forceinline__ void load_bias(u32 (&added)[8], const real* bias, u32 column, u32 columns) {
     const u32* pairs = reinterpret_cast<const u32*>(bias);
@@ -270,7 +123,7 @@ __device__ __forceinline__ void finish_forward(const Sums& sums, u32 kept, const
         u32 added[8];
         load_bias(added, bias, column + sheet * 64, columns);
         if (is_first) stores_wait();
-        finished_wait(group);
+        group_wait(group);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 rows = kept + (half * 64 + warp * 16) * SHEET_ROW_BYTES;
@@ -292,7 +145,7 @@ __device__ __forceinline__ void finish_forward(const Sums& sums, u32 kept, const
             }
         }
         writes_for_copies();
-        finished_wait(group);
+        group_wait(group);
         if (is_first) {
             store_box(h_map, kept, column + sheet * 64, row);
             store_box(y_map, kept + SHEET_BYTES, column + sheet * 64, row);
@@ -359,7 +212,7 @@ __device__ __forceinline__ void finish_backward(const Sums& sums, u32 kept, cons
         }
     }
     writes_for_copies();
-    finished_wait(group);
+    group_wait(group);
     if (threadIdx.x % GROUP_THREADS == 0) {
 #pragma unroll
         for (int sheet = 0; sheet < SHEETS; sheet++) {
@@ -369,7 +222,7 @@ __device__ __forceinline__ void finish_backward(const Sums& sums, u32 kept, cons
     }
     if (column_sums) {
         if (row < rows_in_all) sum_columns(kept, column_sums + (u64)(row / ROWS) * columns, column, columns);
-        finished_wait(group);
+        group_wait(group);
     }
 }
 
@@ -380,7 +233,7 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
     constexpr int STAGES = ::STAGES<BACKWARD>, KEPT_BYTES = KEPT_SHEETS<BACKWARD> * SHEET_BYTES;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 stages = shared_address(memory), all_kept = stages + STAGES * STAGE_BYTES;
-    Ring<STAGES> ring{all_kept + CONSUMERS * KEPT_BYTES};
+    Ring<STAGES, CONSUMERS> ring{all_kept + CONSUMERS * KEPT_BYTES};
     Plan plan(rows, columns);
     u32 tiles = plan.tiles(), steps = (depth + DEPTH - 1) / DEPTH;
     if (threadIdx.x == 0) {
@@ -415,18 +268,18 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
             }
         };
         if (BACKWARD && is_first && (u32)group < tiles) fetch_h(group);
-        if (group == 1) turn_give(0);
+        if (group == 1) turn_give<GROUP_THREADS>(0);
         Sums sums;
         for (u32 tile = group; tile < tiles; tile += CONSUMERS) {
             Place<STAGES> at(tile * steps);
-            turn_wait(group);
+            turn_wait<GROUP_THREADS>(group);
             u32 before = 0;
             for (u32 step = 0; step < steps; step++) {
                 barrier_wait(ring.full(at.stage), at.round % 2);
                 products_begin();
                 multiply_stage<BACKWARD>(sums, stages + at.stage * STAGE_BYTES, step == 0);
                 products_commit();
-                if (step + 1 == steps && tile + 1 < tiles) turn_give(1 - group);
+                if (step + 1 == steps && tile + 1 < tiles) turn_give<GROUP_THREADS>(1 - group);
                 products_wait<1>();
                 if (step > 0) release(before);
                 before = at.stage;

@@ -10,8 +10,8 @@
 #include "eight_bits.cuh"
 #include "gelu.cuh"
 
-constexpr u32 THREADS = 512, TILE = 128, EACH = 8, PARTIALS = 256;
-// The same for each of many matrices: a lane reads one.
+constexpr u32 THREADS = 512, TILE = 128, EACH = 8;
+// Like PARTIALS for each of many matrices: a lane reads one.
 constexpr u32 WEIGHT_PARTIALS = 32;
 
 enum Source { STORED, GELU, GELU_GRAD, LOSS_GRAD };
@@ -62,9 +62,9 @@ struct Eight {
 // Eight numbers of what is quantised.
 template <Source SOURCE> struct Numbers {
     Eight first, second;
-    __device__ __forceinline__ void load(const real* from, const real* other, u64 at) {
-        first.load(from + at);
-        if constexpr (SOURCE == GELU_GRAD) second.load(other + at);
+    __device__ __forceinline__ void load(const real* from, const real* other) {
+        first.load(from);
+        if constexpr (SOURCE == GELU_GRAD) second.load(other);
     }
     // `row` belongs to LOSS_GRAD, as does the column of the first number.
     __device__ __forceinline__ void get(float (&x)[EACH], const LossRow& row, u32 column) const {
@@ -107,17 +107,18 @@ __device__ __forceinline__ void leave_largest(u32 most, u32* partial) {
     }
 }
 
-// What one of PARTS blocks does. The bits of numbers without their signs are in the order of the numbers, and what is not a number
-// comes last.
+// What one of PARTS blocks does: it looks at rows that lie so many rows apart in each tensor. The bits of numbers without their signs are
+// in the order of the numbers, and what is not a number comes last.
 template <Source SOURCE, u32 PARTS>
 __device__ __forceinline__ void largest(const real* first, const real* second, u32* partials, u32 rows, u32 columns,
-                                        u32 stride, u32 part) {
-    const u32 packs = columns / EACH, all = (rows + stride - 1) / stride * packs;
+                                        u32 stride, u32 second_stride, u32 part) {
+    const u32 packs = columns / EACH, all = rows * packs;
     u32 most = 0;
 #pragma unroll 4
     for (u32 i = part * THREADS + threadIdx.x; i < all; i += PARTS * THREADS) {
         Numbers<SOURCE> numbers;
-        numbers.load(first, second, (u64)(i / packs) * stride * columns + i % packs * EACH);
+        const u64 row = i / packs, column = i % packs * EACH;
+        numbers.load(first + row * stride * columns + column, second + row * second_stride * columns + column);
         float x[EACH];
         numbers.get(x, LossRow(), 0);
 #pragma unroll
@@ -145,7 +146,8 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
 #pragma unroll
     for (int r = 0; r < EACH_ROWS; r++) {
         const u32 row = first_row + group * EACH_ROWS + r;
-        if (column < columns && row < rows) numbers[r].load(first, second, (u64)row * columns + column);
+        const u64 at = (u64)row * columns + column;
+        if (column < columns && row < rows) numbers[r].load(first + at, second + at);
     }
     if constexpr (SOURCE == LOSS_GRAD) {
         const u32 row = first_row + threadIdx.x;
@@ -154,10 +156,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
     }
     // All of this was there before the kernel that looks for the largest number began, which is the one before.
     take_turn();
-    u32 most = 0;
-#pragma unroll
-    for (u32 i = 0; i < PARTS; i += 32) most = max(most, partials[i + threadIdx.x % 32]);
-    const float scale = scale_of(__reduce_max_sync(0xffffffffu, most), E5M2 ? 9 : 6);
+    const float scale = scale_from<E5M2, PARTS>(partials);
     if (across == 0 && down == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
 
     float total[EACH] = {};
@@ -217,9 +216,10 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
 
 #define KERNELS(name, SOURCE)                                                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        largest_##name(const real* first, const real* second, u32* partials, u32 rows, u32 columns, u32 stride) {      \
+        largest_##name(const real* first, const real* second, u32* partials, u32 rows, u32 columns, u32 stride,        \
+                       u32 second_stride) {                                                                            \
         take_turn();                                                                                                   \
-        largest<SOURCE, PARTIALS>(first, second, partials, rows, columns, stride, blockIdx.x);                         \
+        largest<SOURCE, PARTIALS>(first, second, partials, rows, columns, stride, second_stride, blockIdx.x);          \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
         e4m3_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
@@ -260,8 +260,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) largest_weights(const Weig
     take_turn();
     const u32 index = blockIdx.x / WEIGHT_PARTIALS, part = blockIdx.x % WEIGHT_PARTIALS;
     const Weight& weight = weights[index];
-    largest<STORED, WEIGHT_PARTIALS>(weight.numbers, nullptr, partials + index * WEIGHT_PARTIALS, weight.rows,
-                                     weight.columns, weight.stride, part);
+    const u32 rows = (weight.rows + weight.stride - 1) / weight.stride;
+    largest<STORED, WEIGHT_PARTIALS>(weight.numbers, nullptr, partials + index * WEIGHT_PARTIALS, rows, weight.columns,
+                                     weight.stride, weight.stride, part);
 }
 
 __device__ __forceinline__ void quantise_weights(const Weight* weights, u32 count, const u32* partials) {
