@@ -1,7 +1,7 @@
 //! What products are computed in: the one place where benches learn of a precision.
 
 use super::limits::Limits;
-use ironmill_compute::kernel::CARD_LOGITS;
+use ironmill_compute::kernel::{CARD_BARE_ROWS, CARD_LOGITS};
 use ironmill_compute::{Attention, DType, HeadLoss, Kernel, LossShape, Mask, Op};
 use ironmill_graph::{EightBits, Passes};
 
@@ -47,7 +47,7 @@ impl Precision {
             Precision::Fp8 => EightBits::Blocks,
             Precision::Fp8Head => EightBits::BlocksAndHead,
         };
-        Passes { eight_bits, head_elements: CARD_LOGITS, ..Passes::ALL }
+        Passes { eight_bits, head_elements: CARD_LOGITS, bare_rows: CARD_BARE_ROWS, ..Passes::ALL }
     }
 
     /// The type that a card keeps activations and weights in.

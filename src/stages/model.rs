@@ -8,7 +8,7 @@ use crate::config::{Config, Length, MASK, TrainConfig, parse_group};
 use crate::failure::{Code, Failure, Result};
 use crate::show::Show;
 use crate::show::numbers::grouped;
-use ironmill_compute::kernel::{CARD_LOGITS, PROCESSOR_LOGITS};
+use ironmill_compute::kernel::{CARD_BARE_ROWS, CARD_LOGITS, PROCESSOR_LOGITS};
 use ironmill_compute::{Cpu, Cuda, DType, Device, LossShape, Reference};
 use ironmill_graph::{EightBits, Passes, Precision as Policy};
 use ironmill_model::{
@@ -55,6 +55,7 @@ pub fn train_options(
     steps: u64,
 ) -> Result<TrainOptions> {
     let train = &config.train;
+    let is_card = cuda::ordinal(&train.device).is_some();
     let betas = Betas {
         beta1: train.beta1.unwrap_or_default() as f32,
         beta2: train.beta2.unwrap_or_default() as f32,
@@ -100,11 +101,8 @@ pub fn train_options(
         passes: Passes {
             precision: policy(&train.precision, &train.device),
             eight_bits: eight_bits(&train.precision),
-            head_elements: if cuda::ordinal(&train.device).is_some() {
-                CARD_LOGITS
-            } else {
-                PROCESSOR_LOGITS
-            },
+            head_elements: if is_card { CARD_LOGITS } else { PROCESSOR_LOGITS },
+            bare_rows: if is_card { CARD_BARE_ROWS } else { Passes::ALL.bare_rows },
             ..Passes::ALL
         },
     })

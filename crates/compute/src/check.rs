@@ -151,6 +151,14 @@ impl Rule<'_> {
                 expected.insert(0, inputs[0]);
                 self.outputs(&expected)
             }
+            &Kernel::AddBiasedLayerNorm { eps, shift } => {
+                self.count(4 + usize::from(shift), 4)?;
+                self.ensure(inputs[0].shape == inputs[1].shape, "both summands must have one shape")?;
+                self.bias(inputs[0])?;
+                let operands = [&inputs[..1], &inputs[3..]].concat();
+                let results = Op::LayerNorm { eps, bias: shift }.outputs(&operands)?;
+                self.outputs(&[&inputs[..1], &results].concat())
+            }
             Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd => {
                 let is_layer_norm = *self.kernel == Kernel::LayerNormGradAdd;
                 let op = if is_layer_norm { Op::LayerNormGradInput } else { Op::RmsNormGradInput };
@@ -373,15 +381,25 @@ impl Rule<'_> {
     fn quantised_norm(&self, of: &QuantisedNorm) -> Result<()> {
         let parameters = 1 + usize::from(of.shift);
         let outputs = usize::from(of.adds) + of.statistics() + of.copies().output_count();
-        self.count(of.summands() + parameters, outputs)?;
-        let (x, gain) = (self.inputs[0], self.inputs[of.summands()]);
+        self.count(of.before_gain() + parameters, outputs)?;
+        let (x, gain) = (self.inputs[0], self.inputs[of.before_gain()]);
         self.ensure(of.centred || !of.shift, "RMS norm has no shift")?;
+        self.ensure(of.adds && of.centred || !of.bias, "only layer norm of a sum adds a bias")?;
+        if of.bias {
+            self.bias(x)?;
+        }
         self.ensure(self.inputs[..of.summands()].iter().all(|a| *a == x), "both summands must be alike")?;
         let columns = x.shape.columns();
         let is_whole = gain.shape.elements() == columns && columns <= quantise::MOST_NORM_COLUMNS;
         self.ensure(is_whole, "a gain must be as long as a row, and that no longer than a warp can keep")?;
         self.ensure(quantise::suits(x.shape), "rows and columns must be multiples of 16")?;
         self.outputs(&of.outputs(self.inputs)?)
+    }
+
+    /// The third operand is a bias of x.
+    fn bias(&self, x: TensorType) -> Result<()> {
+        let bias = TensorType::new(&[x.shape.columns()], x.dtype);
+        self.ensure(self.inputs[2] == bias, "a bias must be as long as a row")
     }
 
     fn scaled_product(&self, bias: bool) -> Result<()> {

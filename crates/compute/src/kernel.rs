@@ -63,6 +63,13 @@ pub enum Kernel {
         /// Added to the mean square.
         eps: f32,
     },
+    /// Layer norm behind a product that has left its bias: `(a, b, bias, gain, shift if any) → a + (b + bias), its norm, mean, rstd`.
+    AddBiasedLayerNorm {
+        /// Added to the variance.
+        eps: f32,
+        /// Whether there is a shift operand.
+        shift: bool,
+    },
     /// Fused gradient of a norm and of the residual around it: `(d_y, x, gain, mean, rstd, other) → other + d_x`.
     LayerNormGradAdd,
     /// The same with RMS norm: `(d_y, x, gain, rstd, other) → other + d_x`.
@@ -233,6 +240,7 @@ impl Kernel {
             Kernel::LogProbabilities(_) => "log_probabilities",
             Kernel::AddLayerNorm { .. } => "add_layer_norm",
             Kernel::AddRmsNorm { .. } => "add_rms_norm",
+            Kernel::AddBiasedLayerNorm { .. } => "add_biased_layer_norm",
             Kernel::LayerNormGradAdd => "layer_norm_grad_add",
             Kernel::RmsNormGradAdd => "rms_norm_grad_add",
             Kernel::NormGrads(NormGrads { centred: true, .. }) => "layer_norm_grads",
@@ -376,6 +384,12 @@ impl Kernel {
                 let norm = Kernel::Op(Op::RmsNorm { eps: *eps });
                 expansion.step(norm, vec![Output(0), Input(2)], vec![Output(1), Output(2)]);
             }
+            &Kernel::AddBiasedLayerNorm { eps, shift } => {
+                expand_biased_sum(&mut expansion, inputs);
+                let operands = [Output(0)].into_iter().chain((3..inputs.len()).map(Input)).collect();
+                let norm = Op::LayerNorm { eps, bias: shift };
+                expansion.step(Kernel::Op(norm), operands, vec![Output(1), Output(2), Output(3)]);
+            }
             Kernel::LayerNormGradAdd | Kernel::RmsNormGradAdd => {
                 let is_layer_norm = *self == Kernel::LayerNormGradAdd;
                 let op = if is_layer_norm { Op::LayerNormGradInput } else { Op::RmsNormGradInput };
@@ -440,10 +454,14 @@ impl Kernel {
                 }
             }
             Kernel::QuantisedNorm(of) if of.adds => {
-                expansion.step(Kernel::Op(Op::Add), vec![Input(0), Input(1)], vec![Output(0)]);
-                let mut operands = vec![Output(0)];
-                operands.extend((2..inputs.len()).map(Input));
-                let norm = Kernel::QuantisedNorm(QuantisedNorm { adds: false, ..*of });
+                if of.bias {
+                    expand_biased_sum(&mut expansion, inputs);
+                } else {
+                    expansion.step(Kernel::Op(Op::Add), vec![Input(0), Input(1)], vec![Output(0)]);
+                }
+                let parameters = (of.before_gain()..inputs.len()).map(Input);
+                let operands = [Output(0)].into_iter().chain(parameters).collect();
+                let norm = Kernel::QuantisedNorm(QuantisedNorm { adds: false, bias: false, ..*of });
                 expansion.step(norm, operands, (1..outputs.len()).map(Output).collect());
             }
             Kernel::GeluProduct(of) => expand_gelu_product(&mut expansion, of, inputs, outputs),
@@ -508,6 +526,19 @@ fn expand_joint_grad(expansion: &mut Expansion, attention: &Attention, inputs: &
     operands.extend((2..inputs.len()).map(Operand::Input));
     expansion.step(Kernel::Op(Op::AttentionGrad(*attention)), operands, gradients.clone());
     expansion.step(Kernel::Op(Op::Concat), gradients, vec![Operand::Output(0)]);
+}
+
+/// The first input and the second with its bias, the third, added up: the first output. A product over nothing is the bias in every row.
+fn expand_biased_sum(expansion: &mut Expansion, inputs: &[TensorType]) {
+    use Operand::{Input, Output};
+    let whole = inputs[1].with_dtype(DType::F32);
+    let nothing = [inputs[1].shape.rows(), inputs[2].shape.elements()]
+        .map(|rows| expansion.temporary(TensorType::new(&[rows, 0], DType::F32)));
+    let [biases, biased] = [0, 1].map(|_| expansion.temporary(whole));
+    let product = Kernel::Op(Op::Linear { bias: true, products: DType::F32 });
+    expansion.step(product, vec![nothing[0], nothing[1], Input(2)], vec![biases]);
+    expansion.step(Kernel::Op(Op::Add), vec![Input(1), biases], vec![biased]);
+    expansion.step(Kernel::Op(Op::Add), vec![Input(0), biased], vec![Output(0)]);
 }
 
 /// Splits an input into queries, keys and values.
@@ -714,6 +745,9 @@ impl Expansion {
 pub const PROCESSOR_LOGITS: usize = 1 << 24;
 /// The same on a card, which has memory to spare and needs large products to be busy.
 pub const CARD_LOGITS: usize = 1 << 29;
+
+/// Rows from which on a card's library multiplies faster when the norm behind a product adds its bias.
+pub const CARD_BARE_ROWS: usize = 4096;
 
 /// Rows of logits a fused head keeps at a time, so that their elements are at most so many, or 96 rows where even those are
 /// more. Chunks are as equal as can be.

@@ -93,7 +93,8 @@ impl Quantise {
 }
 
 /// A norm whose result is written in e4m3 alone: `(x [..,C], gain [C], shift [C] if any) → mean [N] if centred, rstd [N], unit [1],
-/// q [..,C] if rows, qᵀ [C,N] if columns`; with a residual before it, `(a, b, gain, shift if any) → a + b`, then the same of that sum.
+/// q [..,C] if rows, qᵀ [C,N] if columns`; with a residual before it, `(a, b, bias of b [C] if any, gain, shift if any) →
+/// a + (b + bias)`, then the same of that sum.
 ///
 /// No number of the result is beyond √C·max|gain| + max|shift|. That bound decides the unit, so no number is looked at first and none
 /// stops at the type's largest.
@@ -107,6 +108,8 @@ pub struct QuantisedNorm {
     pub eps: f32,
     /// Whether a sum is normalised, which is an output, too.
     pub adds: bool,
+    /// Whether the second summand is a product that has left its bias; only layer norm adds it.
+    pub bias: bool,
     /// Whether the copy as it stands is wanted.
     pub rows: bool,
     /// Whether the transposed copy is wanted.
@@ -118,6 +121,7 @@ impl QuantisedNorm {
     pub fn name(&self) -> &'static str {
         match (self.centred, self.adds) {
             (true, false) => "quantise_layer_norm",
+            (true, true) if self.bias => "quantise_add_biased_layer_norm",
             (true, true) => "quantise_add_layer_norm",
             (false, false) => "quantise_rms_norm",
             (false, true) => "quantise_add_rms_norm",
@@ -135,6 +139,11 @@ impl QuantisedNorm {
         1 + usize::from(self.adds)
     }
 
+    /// How many operands there are before the gain.
+    pub fn before_gain(&self) -> usize {
+        self.summands() + usize::from(self.bias)
+    }
+
     /// How many numbers are kept of every row: its mean, if any, and its rstd.
     pub fn statistics(&self) -> usize {
         1 + usize::from(self.centred)
@@ -148,8 +157,8 @@ impl QuantisedNorm {
 
     /// The types of the outputs, given those of the inputs.
     pub fn outputs(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        let (sum, normalised) = inputs.split_at(usize::from(self.adds));
-        let results = self.op().outputs(normalised)?;
+        let (sum, parameters) = (&inputs[..usize::from(self.adds)], &inputs[self.before_gain()..]);
+        let results = self.op().outputs(&[&inputs[..1], parameters].concat())?;
         Ok([sum, &results[1..], &self.copies().outputs(results[0])].concat())
     }
 }

@@ -4,6 +4,7 @@
 //! what was there. Rules never move a write to state across another write to the same state.
 
 mod attention;
+pub(crate) mod biases;
 mod gate;
 mod norms;
 mod pairs;

@@ -340,13 +340,16 @@ fn quantised_norm(graph: &Graph, node: usize, y: Tensor) -> Option<QuantisedNorm
     let Node { kernel, inputs, outputs, .. } = &graph.nodes[node];
     let (centred, shift, eps, adds) = match *kernel {
         Kernel::Op(Op::LayerNorm { eps, bias }) => (true, bias, eps, false),
-        Kernel::AddLayerNorm { eps, bias } => (true, bias, eps, true),
+        Kernel::AddLayerNorm { eps, bias: shift } | Kernel::AddBiasedLayerNorm { eps, shift } => {
+            (true, shift, eps, true)
+        }
         Kernel::Op(Op::RmsNorm { eps }) => (false, false, eps, false),
         Kernel::AddRmsNorm { eps } => (false, false, eps, true),
         _ => return None,
     };
-    let norm = QuantisedNorm { centred, shift, eps, adds, rows: true, columns: true };
-    let (columns, gain) = (graph.shape(y).columns(), graph.shape(inputs[norm.summands()]));
+    let bias = matches!(kernel, Kernel::AddBiasedLayerNorm { .. });
+    let norm = QuantisedNorm { centred, shift, eps, adds, bias, rows: true, columns: true };
+    let (columns, gain) = (graph.shape(y).columns(), graph.shape(inputs[norm.before_gain()]));
     let is_whole = columns <= MOST_NORM_COLUMNS && gain.elements() == columns;
     (is_whole && outputs[usize::from(adds)] == y).then_some(norm)
 }

@@ -30,17 +30,20 @@ pub struct Passes {
     pub eight_bits: EightBits,
     /// Elements of logits that a fused head keeps at a time.
     pub head_elements: usize,
+    /// Rows from which on a product leaves its bias to the norm behind it, if groups are fused.
+    pub bare_rows: usize,
     /// Whether values that do not live at the same time share memory.
     pub share_memory: bool,
 }
 
 impl Passes {
-    /// All passes, in f32.
+    /// All passes, in f32. Products add their own biases, which costs a processor nothing.
     pub const ALL: Passes = Passes {
         precision: Precision::F32,
         fuse: true,
         eight_bits: EightBits::Nowhere,
         head_elements: PROCESSOR_LOGITS,
+        bare_rows: usize::MAX,
         share_memory: true,
     };
     /// The program as it was written: the oracle of the passes.
@@ -403,6 +406,7 @@ fn run_passes(graph: &mut Graph, passes: &Passes) -> Result<()> {
     precision::apply(graph, passes.precision)?;
     if passes.fuse {
         fuse::apply(graph, passes.head_elements);
+        while fuse::biases::move_one(graph, passes.bare_rows) {}
     }
     if passes.eight_bits != EightBits::Nowhere {
         quantise::apply(graph, passes.eight_bits == EightBits::BlocksAndHead);

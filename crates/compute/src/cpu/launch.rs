@@ -89,6 +89,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         | Kernel::Adjust
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
+        | Kernel::AddBiasedLayerNorm { .. }
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
         | Kernel::JointSiluGate
@@ -124,7 +125,8 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::Adjust => rows::draw::adjust(operands),
         Kernel::Draw(of) => rows::draw::draw(context, operands, *of),
         Kernel::LogProbabilities(of) => rows::draw::log_probabilities(context, operands, *of),
-        Kernel::AddLayerNorm { eps, bias } => rows::norm::add_layer_norm(context, operands, *eps, *bias),
+        Kernel::AddLayerNorm { eps, .. } => rows::norm::add_layer_norm(context, operands, *eps, false),
+        Kernel::AddBiasedLayerNorm { eps, .. } => rows::norm::add_layer_norm(context, operands, *eps, true),
         Kernel::AddRmsNorm { eps } => rows::norm::add_rms_norm(context, operands, *eps),
         Kernel::LayerNormGradAdd => rows::norm::layer_norm_grad_input(context, operands, true),
         Kernel::RmsNormGradAdd => rows::norm::rms_norm_grad_input(context, operands, true),

@@ -118,6 +118,7 @@ pub(super) fn add(
         | Kernel::LogProbabilities(_)
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
+        | Kernel::AddBiasedLayerNorm { .. }
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
         | Kernel::NormGrads(_)

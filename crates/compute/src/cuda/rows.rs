@@ -25,6 +25,7 @@ use crate::{
     op::Op,
     tensor::DType,
 };
+use norm::Before;
 
 /// Threads of a block wherever a kernel does not ask for another number.
 const THREADS: usize = 256;
@@ -57,7 +58,10 @@ pub(super) fn add(
         Kernel::Adjust => draw::adjust(builder, launch)?,
         Kernel::Draw(of) => draw::draw(builder, launch, *of)?,
         Kernel::LogProbabilities(of) => draw::log_probabilities(builder, launch, *of)?,
-        Kernel::AddLayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, true)?,
+        Kernel::AddLayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, Before::Sum)?,
+        Kernel::AddBiasedLayerNorm { eps, .. } => {
+            norm::layer_norm(builder, launch, *eps, Before::BiasedSum)?;
+        }
         Kernel::AddRmsNorm { eps } => norm::rms_norm(builder, launch, *eps, true)?,
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,
         Kernel::RmsNormGradAdd => norm::rms_norm_grad(builder, launch)?,
@@ -96,7 +100,7 @@ pub(super) fn add(
 fn add_op(builder: &mut Builder<'_>, op: &Op, launch: Launch<'_>, adds: bool) -> Result<bool> {
     match op {
         Op::Embed => embed::embed(builder, launch)?,
-        Op::LayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, false)?,
+        Op::LayerNorm { eps, .. } => norm::layer_norm(builder, launch, *eps, Before::Nothing)?,
         Op::RmsNorm { eps } => norm::rms_norm(builder, launch, *eps, false)?,
         Op::Rope { inverse, still } => embed::rope(builder, launch, *inverse, *still)?,
         Op::Split { .. } => copy::split(builder, launch)?,

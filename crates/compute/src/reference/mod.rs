@@ -168,6 +168,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::OpInto { .. }
         | Kernel::AddLayerNorm { .. }
         | Kernel::AddRmsNorm { .. }
+        | Kernel::AddBiasedLayerNorm { .. }
         | Kernel::LayerNormGradAdd
         | Kernel::RmsNormGradAdd
         | Kernel::NormGrads(_)

@@ -50,7 +50,11 @@ fn rows(cases: &mut Vec<Case>) {
             inputs.insert(0, random(dims, 4));
             let mut outputs = op(Op::LayerNorm { eps: 1e-5, bias }, inputs[1..].to_vec(), c).outputs;
             outputs.insert(0, random(dims, 5));
-            cases.push(Case { kernel: Kernel::AddLayerNorm { eps: 1e-5, bias }, inputs, outputs, terms: c });
+            let kernel = Kernel::AddLayerNorm { eps: 1e-5, bias };
+            cases.push(Case { kernel, inputs: inputs.clone(), outputs: outputs.clone(), terms: c });
+            inputs.insert(2, random(&[c], 12));
+            let kernel = Kernel::AddBiasedLayerNorm { eps: 1e-5, shift: bias };
+            cases.push(Case { kernel, inputs, outputs, terms: c });
             let statistics = [random(&[n], 6), map(random(&[n], 7), |x| 0.5 + x.abs())];
             let mut inputs = vec![random(dims, 8), random(dims, 9)];
             inputs.extend(statistics.clone());
@@ -273,18 +277,20 @@ pub fn quantised_weights() -> Vec<Case> {
 pub fn quantised_norms() -> Vec<Case> {
     let mut cases = Vec::new();
     for dims in [&[16, 16][..], &[2, 24, 80], &[160, 272], &[3, 5, 16, 768], &[48, 1600], &[16, 2048]] {
-        for (centred, shift, adds) in [
-            (true, true, false),
-            (true, true, true),
-            (true, false, true),
-            (false, false, false),
-            (false, false, true),
+        for (centred, shift, adds, bias) in [
+            (true, true, false, false),
+            (true, true, true, false),
+            (true, true, true, true),
+            (true, false, true, false),
+            (true, false, true, true),
+            (false, false, false, false),
+            (false, false, true, false),
         ] {
             for (rows, columns) in [(true, true), (true, false), (false, true)] {
-                let kernel = QuantisedNorm { centred, shift, eps: 1e-5, adds, rows, columns };
+                let kernel = QuantisedNorm { centred, shift, eps: 1e-5, adds, bias, rows, columns };
                 let mut inputs: Vec<_> =
                     (1..=kernel.summands() as u32).map(|salt| random(dims, salt)).collect();
-                let parameters = 1 + u32::from(shift);
+                let parameters = 1 + u32::from(shift) + u32::from(bias);
                 inputs.extend((0..parameters).map(|salt| random(&dims[dims.len() - 1..], 3 + salt)));
                 let types: Vec<_> = inputs.iter().map(|tensor| tensor.of).collect();
                 let out = kernel.outputs(&types).expect("a norm's operands");

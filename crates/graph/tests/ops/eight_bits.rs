@@ -22,7 +22,8 @@ fn exactly_computed_they_change_nothing() {
         let model = Model::new(Size { dropout: 0.1, recompute, ..SIZE });
         let plain = train(&model, exact(), &Passes::NONE);
         let unfused = |passes| Passes { fuse: false, ..passes };
-        let ways = [("blocks", EIGHT), ("with the head", HEAD)];
+        let bare = Passes { bare_rows: 1, ..EIGHT };
+        let ways = [("blocks", EIGHT), ("with the head", HEAD), ("biases in norms", bare)];
         for (name, passes) in ways.into_iter().flat_map(|(name, way)| [(name, way), (name, unfused(way))]) {
             let eight = train(&model, exact(), &passes);
             assert_close(&format!("{name}: losses"), &eight.losses, &plain.losses, 1e-12);

@@ -97,6 +97,26 @@ fn the_gradient_of_a_norm_sums_that_of_the_bias_before_it() {
 }
 
 #[test]
+fn norms_add_the_biases_of_products_of_many_rows() {
+    const MOVE: Passes = Passes { bare_rows: 1, ..Passes::ALL };
+    let model = Model::new(Size { dropout: 0.0, ..MEDIUM });
+    let mut trial = Trial::new(&model, exact(), &Passes::NONE);
+    let mut count = |bare_rows: usize, name: &str| {
+        let program = trial.compile(model.micro(3, false), &Passes { bare_rows, ..MOVE });
+        trial.runtime.kernels(program.id).filter(|kernel| kernel.name() == name).count()
+    };
+    let norms = count(usize::MAX, "add_layer_norm");
+    // All but the first follow a product.
+    assert_eq!([count(1, "add_layer_norm"), count(1, "add_biased_layer_norm")], [1, norms - 1]);
+    assert_eq!(count(3 * MEDIUM.positions + 1, "add_biased_layer_norm"), 0);
+    let plain = train(&model, exact(), &Passes::NONE);
+    let moved = train(&model, exact(), &MOVE);
+    assert_close("losses", &moved.losses, &plain.losses, 1e-12);
+    assert_close("gradients", &moved.gradients, &plain.gradients, 1e-12);
+    assert_model_close(&model, "on a processor", &train(&model, cpu(2), &MOVE), &plain);
+}
+
+#[test]
 fn with_a_fused_head_the_logits_never_exist_whole() {
     let size = Size { positions: 256, vocabulary: 50_000, ..SMALL };
     let logits_bytes = 8 * size.positions * size.vocabulary * DType::F32.bytes();

@@ -41,15 +41,19 @@ pub(in super::super) fn layer_norm(
     });
 }
 
+/// With `biased`, the third operand is a bias of the second.
 pub(in super::super) fn add_layer_norm(
     context: &mut Context<'_>,
     operands: &mut Operands<'_>,
     eps: f32,
-    bias: bool,
+    biased: bool,
 ) {
     let (simd, a, b) = (context.simd, operands.input(0), operands.input(1));
+    let bias = biased.then(|| operands.input(2));
+    let gain = 2 + usize::from(biased);
+    let shift = (operands.input_count() > gain + 1).then(|| operands.input(gain + 1));
     let columns = operands.input_type(0).shape.columns();
-    let norm = Norm { simd, gain: operands.input(2), shift: bias.then(|| operands.input(3)), eps };
+    let norm = Norm { simd, gain: operands.input(gain), shift, eps };
     let rows = tile_rows(columns);
     let grids = [
         Grid::rows(operands.output(0), columns, rows),
@@ -60,8 +64,14 @@ pub(in super::super) fn add_layer_norm(
     for_tiles(context.pool, grids, |[mut sum, mut y, mut mean, mut rstd], _| {
         for row in 0..y.rows() {
             let start = (y.row + row) * columns;
-            let sum = sum.row_mut(row);
-            vector::add(simd, &a[start..start + columns], &b[start..start + columns], sum);
+            let (sum, a, b) = (sum.row_mut(row), &a[start..start + columns], &b[start..start + columns]);
+            match bias {
+                Some(bias) => {
+                    vector::add(simd, b, bias, sum);
+                    vector::accumulate(simd, a, sum);
+                }
+                None => vector::add(simd, a, b, sum),
+            }
             norm.row(sum, row, &mut y, &mut mean, &mut rstd);
         }
     });

@@ -59,10 +59,11 @@ __device__ __forceinline__ void team_sums(float& a, float& b) {
     }
 }
 
-// y = norm(x) with x = a, or x = a + b rounded to what is stored and kept in `sum`. RMS norm has no mean.
+// y = norm(x) with x = a, or x = a + b rounded to what is stored and kept in `sum`; b + bias in place of b where there is one. RMS norm
+// has no mean.
 template <bool ADDS, bool CENTRES>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
-                                     const real* __restrict__ gain, const real* __restrict__ shift,
+                                     const real* __restrict__ bias, const real* __restrict__ gain, const real* __restrict__ shift,
                                      real* __restrict__ sum, real* __restrict__ y, float* __restrict__ means,
                                      float* __restrict__ rstds, u64 rows, u32 columns, float eps,
                                      u32 is_settled) {
@@ -103,6 +104,12 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
                     float left[W], right[W];
                     x[k].get(left);
                     other[k].get(right);
+                    if (bias) {
+                        float biases[W];
+                        load(bias + column, biases);
+#pragma unroll
+                        for (int e = 0; e < W; e++) right[e] += biases[e];
+                    }
 #pragma unroll
                     for (int e = 0; e < W; e++) left[e] += right[e];
                     x[k].set(left);
@@ -578,25 +585,31 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const real* x, const real* gain, const real* shift, real* y, float* means, float* rstds, u64 rows,
                u32 columns, float eps, u32 is_settled) {
-    norm<false, true>(x, nullptr, gain, shift, nullptr, y, means, rstds, rows, columns, eps, is_settled);
+    norm<false, true>(x, nullptr, nullptr, gain, shift, nullptr, y, means, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_layer_norm(const real* a, const real* b, const real* gain, const real* shift, real* sum, real* y,
                    float* means, float* rstds, u64 rows, u32 columns, float eps, u32 is_settled) {
-    norm<true, true>(a, b, gain, shift, sum, y, means, rstds, rows, columns, eps, is_settled);
+    norm<true, true>(a, b, nullptr, gain, shift, sum, y, means, rstds, rows, columns, eps, is_settled);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_biased_layer_norm(const real* a, const real* b, const real* bias, const real* gain, const real* shift, real* sum,
+                          real* y, float* means, float* rstds, u64 rows, u32 columns, float eps, u32 is_settled) {
+    norm<true, true>(a, b, bias, gain, shift, sum, y, means, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const real* x, const real* gain, real* y, float* rstds, u64 rows, u32 columns, float eps,
              u32 is_settled) {
-    norm<false, false>(x, nullptr, gain, nullptr, nullptr, y, nullptr, rstds, rows, columns, eps, is_settled);
+    norm<false, false>(x, nullptr, nullptr, gain, nullptr, nullptr, y, nullptr, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm(const real* a, const real* b, const real* gain, real* sum, real* y, float* rstds, u64 rows,
                  u32 columns, float eps, u32 is_settled) {
-    norm<true, false>(a, b, gain, nullptr, sum, y, nullptr, rstds, rows, columns, eps, is_settled);
+    norm<true, false>(a, b, nullptr, gain, nullptr, sum, y, nullptr, rstds, rows, columns, eps, is_settled);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -74,10 +74,10 @@ __device__ __forceinline__ void write_columns(const u32* tile, unsigned char* __
     }
 }
 
-// `root` is √C. `row_words` is a multiple of 32, at least C / 4.
+// b may have a bias, which is added to it first. `root` is √C. `row_words` is a multiple of 32, at least C / 4.
 template <bool ADDS, bool CENTRES>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
-                                     const real* __restrict__ gain, const real* __restrict__ shift,
+                                     const real* __restrict__ bias, const real* __restrict__ gain, const real* __restrict__ shift,
                                      real* __restrict__ sum, float* __restrict__ means, float* __restrict__ rstds,
                                      float* __restrict__ unit, unsigned char* __restrict__ as_it_is,
                                      unsigned char* __restrict__ transposed, u32 rows, u32 columns, u32 row_words,
@@ -107,6 +107,12 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
             if constexpr (ADDS) {
                 float other[W];
                 part.b[k].get(other);
+                if (bias) {
+                    float biases[W];
+                    load(bias + column, biases);
+#pragma unroll
+                    for (int e = 0; e < W; e++) other[e] += biases[e];
+                }
 #pragma unroll
                 for (int e = 0; e < W; e++) x[e] += other[e];
                 part.a[k].set(x);
@@ -166,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         unsigned char* as_it_is, unsigned char* transposed, u32 rows, u32 columns, u32 row_words,
                         float root, float eps) {
     take_turn();
-    norm<false, true>(x, nullptr, gain, shift, nullptr, means, rstds, unit, as_it_is, transposed, rows, columns,
+    norm<false, true>(x, nullptr, nullptr, gain, shift, nullptr, means, rstds, unit, as_it_is, transposed, rows, columns,
                       row_words, root, eps);
 }
 
@@ -175,15 +181,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                             float* rstds, float* unit, unsigned char* as_it_is, unsigned char* transposed, u32 rows,
                             u32 columns, u32 row_words, float root, float eps) {
     take_turn();
-    norm<true, true>(a, b, gain, shift, sum, means, rstds, unit, as_it_is, transposed, rows, columns, row_words, root,
+    norm<true, true>(a, b, nullptr, gain, shift, sum, means, rstds, unit, as_it_is, transposed, rows, columns, row_words, root,
                      eps);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quantise_add_biased_layer_norm(const real* a, const real* b, const real* bias, const real* gain, const real* shift,
+                                   real* sum, float* means, float* rstds, float* unit, unsigned char* as_it_is,
+                                   unsigned char* transposed, u32 rows, u32 columns, u32 row_words, float root,
+                                   float eps) {
+    take_turn();
+    norm<true, true>(a, b, bias, gain, shift, sum, means, rstds, unit, as_it_is, transposed, rows, columns, row_words,
+                     root, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantise_rms_norm(const real* x, const real* gain, float* rstds, float* unit, unsigned char* as_it_is,
                       unsigned char* transposed, u32 rows, u32 columns, u32 row_words, float root, float eps) {
     take_turn();
-    norm<false, false>(x, nullptr, gain, nullptr, nullptr, nullptr, rstds, unit, as_it_is, transposed, rows, columns,
+    norm<false, false>(x, nullptr, nullptr, gain, nullptr, nullptr, nullptr, rstds, unit, as_it_is, transposed, rows, columns,
                        row_words, root, eps);
 }
 
@@ -192,6 +208,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                           unsigned char* as_it_is, unsigned char* transposed, u32 rows, u32 columns, u32 row_words,
                           float root, float eps) {
     take_turn();
-    norm<true, false>(a, b, gain, nullptr, sum, nullptr, rstds, unit, as_it_is, transposed, rows, columns, row_words,
+    norm<true, false>(a, b, nullptr, gain, nullptr, sum, nullptr, rstds, unit, as_it_is, transposed, rows, columns, row_words,
                       root, eps);
 }

@@ -111,28 +111,40 @@ impl Teams {
     }
 }
 
-/// `(x, gain, shift if any) → y, mean, rstd`; with a sum, `(a, b, gain, shift if any) → a + b, y, mean, rstd`.
+/// What happens before a layer norm.
+#[derive(Clone, Copy)]
+pub(super) enum Before {
+    Nothing,
+    Sum,
+    /// A sum whose second operand is a product that has left its bias.
+    BiasedSum,
+}
+
+/// `(x, gain, shift if any) → y, mean, rstd`; with a sum, `(a, b, bias if any, gain, shift if any) → a + (b + bias), y, mean, rstd`.
 pub(super) fn layer_norm(
     builder: &mut Builder<'_>,
     launch: Launch<'_>,
     eps: f32,
-    has_sum: bool,
+    before: Before,
 ) -> Result<()> {
-    let summands = 1 + usize::from(has_sum);
-    let real = launch.real(launch.inputs.iter().chain(&launch.outputs[..summands]))?;
-    launch.ensure_f32(&launch.outputs[summands..])?;
+    let (name, before_gain, results_of_rows) = match before {
+        Before::Nothing => ("layer_norm", 1, 1),
+        Before::Sum => ("add_layer_norm", 2, 2),
+        Before::BiasedSum => ("add_biased_layer_norm", 3, 2),
+    };
+    let real = launch.real(launch.inputs.iter().chain(&launch.outputs[..results_of_rows]))?;
+    launch.ensure_f32(&launch.outputs[results_of_rows..])?;
     let shape = launch.inputs[0].of.shape;
     let operands = |views: &[_]| -> Vec<Arg> { views.iter().map(|view| builder.pointer(view)).collect() };
     let (mut arguments, results) = (operands(launch.inputs), operands(launch.outputs));
     let mut accesses = arguments.clone();
-    accesses.extend(&results[..summands]);
-    if arguments.len() == summands + 1 {
+    accesses.extend(&results[..results_of_rows]);
+    if arguments.len() == before_gain + 1 {
         arguments.push(Arg::Pointer(0));
     }
     arguments.extend(results);
-    let is_settled = launch.inputs[summands..].iter().all(|view| builder.is_settled(view));
+    let is_settled = launch.inputs[before_gain..].iter().all(|view| builder.is_settled(view));
     arguments.extend([count(shape.rows()), shape.columns().into(), Arg::F32(eps), flag(is_settled)]);
-    let name = if has_sum { "add_layer_norm" } else { "layer_norm" };
     forward(builder, name, real, [shape.rows(), shape.columns()], &accesses, &arguments)
 }
 
