@@ -59,14 +59,14 @@ __device__ __forceinline__ void team_sums(float& a, float& b) {
     }
 }
 
-// y = norm(x) with x = a, or x = a + b rounded to what is stored and kept in `sum`; b + bias in place of b where there is one. RMS norm
-// has no mean.
+// y = norm(x) with x = a, or x = a + b rounded to what is stored and kept in `sum`; b + bias in place of b where there is
+// one. RMS norm has no mean.
 template <bool ADDS, bool CENTRES>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
-                                     const real* __restrict__ bias, const real* __restrict__ gain, const real* __restrict__ shift,
-                                     real* __restrict__ sum, real* __restrict__ y, float* __restrict__ means,
-                                     float* __restrict__ rstds, u64 rows, u32 columns, float eps,
-                                     u32 is_settled) {
+                                     const real* __restrict__ bias, const real* __restrict__ gain,
+                                     const real* __restrict__ shift, real* __restrict__ sum, real* __restrict__ y,
+                                     float* __restrict__ means, float* __restrict__ rstds, u64 rows, u32 columns,
+                                     float eps, u32 is_settled) {
     const u32 lane = threadIdx.x % TEAM;
     Kept<W> own_gain[PACKS], own_shift[PACKS];
     // Nothing is touched before, save what is settled.
@@ -595,8 +595,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_biased_layer_norm(const real* a, const real* b, const real* bias, const real* gain, const real* shift, real* sum,
-                          real* y, float* means, float* rstds, u64 rows, u32 columns, float eps, u32 is_settled) {
+    add_biased_layer_norm(const real* a, const real* b, const real* bias, const real* gain, const real* shift,
+                          real* sum, real* y, float* means, float* rstds, u64 rows, u32 columns, float eps,
+                          u32 is_settled) {
     norm<true, true>(a, b, bias, gain, shift, sum, y, means, rstds, rows, columns, eps, is_settled);
 }
 

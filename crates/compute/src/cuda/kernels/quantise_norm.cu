@@ -77,8 +77,9 @@ __device__ __forceinline__ void write_columns(const u32* tile, unsigned char* __
 // b may have a bias, which is added to it first. `root` is √C. `row_words` is a multiple of 32, at least C / 4.
 template <bool ADDS, bool CENTRES>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
-                                     const real* __restrict__ bias, const real* __restrict__ gain, const real* __restrict__ shift,
-                                     real* __restrict__ sum, float* __restrict__ means, float* __restrict__ rstds,
+                                     const real* __restrict__ bias, const real* __restrict__ gain,
+                                     const real* __restrict__ shift, real* __restrict__ sum,
+                                     float* __restrict__ means, float* __restrict__ rstds,
                                      float* __restrict__ unit, unsigned char* __restrict__ as_it_is,
                                      unsigned char* __restrict__ transposed, u32 rows, u32 columns, u32 row_words,
                                      float root, float eps) {
@@ -172,8 +173,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         unsigned char* as_it_is, unsigned char* transposed, u32 rows, u32 columns, u32 row_words,
                         float root, float eps) {
     take_turn();
-    norm<false, true>(x, nullptr, nullptr, gain, shift, nullptr, means, rstds, unit, as_it_is, transposed, rows, columns,
-                      row_words, root, eps);
+    norm<false, true>(x, nullptr, nullptr, gain, shift, nullptr, means, rstds, unit, as_it_is, transposed, rows,
+                      columns, row_words, root, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -181,8 +182,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                             float* rstds, float* unit, unsigned char* as_it_is, unsigned char* transposed, u32 rows,
                             u32 columns, u32 row_words, float root, float eps) {
     take_turn();
-    norm<true, true>(a, b, nullptr, gain, shift, sum, means, rstds, unit, as_it_is, transposed, rows, columns, row_words, root,
-                     eps);
+    norm<true, true>(a, b, nullptr, gain, shift, sum, means, rstds, unit, as_it_is, transposed, rows, columns,
+                     row_words, root, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -199,8 +200,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     quantise_rms_norm(const real* x, const real* gain, float* rstds, float* unit, unsigned char* as_it_is,
                       unsigned char* transposed, u32 rows, u32 columns, u32 row_words, float root, float eps) {
     take_turn();
-    norm<false, false>(x, nullptr, nullptr, gain, nullptr, nullptr, nullptr, rstds, unit, as_it_is, transposed, rows, columns,
-                       row_words, root, eps);
+    norm<false, false>(x, nullptr, nullptr, gain, nullptr, nullptr, nullptr, rstds, unit, as_it_is, transposed, rows,
+                       columns, row_words, root, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -208,6 +209,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                           unsigned char* as_it_is, unsigned char* transposed, u32 rows, u32 columns, u32 row_words,
                           float root, float eps) {
     take_turn();
-    norm<true, false>(a, b, nullptr, gain, nullptr, sum, nullptr, rstds, unit, as_it_is, transposed, rows, columns, row_words,
-                      root, eps);
+    norm<true, false>(a, b, nullptr, gain, nullptr, sum, nullptr, rstds, unit, as_it_is, transposed, rows, columns,
+                      row_words, root, eps);
 }
