@@ -76,32 +76,34 @@ const LARGE_PAGE: usize = 2 << 20;
 /// translation of addresses instead of 512, and weights that are read from end to end arrive up to a fifth sooner.
 #[cfg(target_os = "linux")]
 fn ask_for_large_pages(start: *mut u8, bytes: usize) {
+    // SAFETY: the advice changes no content.
+    unsafe { advise_large_pages(start, bytes, rustix::mm::Advice::LinuxHugepage) };
+}
+
+/// Gives the whole large pages inside some memory, whose content is no longer needed, back to the system. They read as zeros
+/// afterwards, and pages that are in use stay large.
+#[cfg(target_os = "linux")]
+fn give_back(start: *mut u8, bytes: usize) {
+    // SAFETY: nobody needs the content.
+    unsafe { advise_large_pages(start, bytes, rustix::mm::Advice::LinuxDontNeed) };
+}
+
+/// Advises the system of the whole large pages inside memory that the caller owns. One that does not take the advice goes on as before.
+///
+/// # Safety
+/// The caller can bear what the advice does to the content.
+#[cfg(target_os = "linux")]
+unsafe fn advise_large_pages(start: *mut u8, bytes: usize, advice: rustix::mm::Advice) {
     let skipped = start.align_offset(LARGE_PAGE);
     let whole = bytes.saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
     if whole > 0 {
-        let advice = rustix::mm::Advice::LinuxHugepage;
-        // SAFETY: the range lies inside memory that the caller owns, and the advice changes no content. A system that does not
-        // take it goes on with small pages.
+        // SAFETY: the range lies inside memory that the caller owns, and its content may change by the caller's promise.
         let _ = unsafe { rustix::mm::madvise(start.wrapping_add(skipped).cast(), whole, advice) };
     }
 }
 
 #[cfg(not(target_os = "linux"))]
 fn ask_for_large_pages(_: *mut u8, _: usize) {}
-
-/// Gives the whole large pages inside some memory back to the system. They read as zeros afterwards, and pages that are in use stay
-/// large.
-#[cfg(target_os = "linux")]
-fn give_back(start: *mut u8, bytes: usize) {
-    let skipped = start.align_offset(LARGE_PAGE);
-    let whole = bytes.saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
-    if whole > 0 {
-        let advice = rustix::mm::Advice::LinuxDontNeed;
-        // SAFETY: the range lies inside memory that the caller owns alone and whose content it no longer needs. A system that does
-        // not take the advice keeps the pages.
-        let _ = unsafe { rustix::mm::madvise(start.wrapping_add(skipped).cast(), whole, advice) };
-    }
-}
 
 #[cfg(not(target_os = "linux"))]
 fn give_back(_: *mut u8, _: usize) {}

@@ -289,26 +289,9 @@ unsafe fn portable<const R: usize>(of: Operands<'_>, to: Target) {
         }
     }
     for (row, sums) in sums.iter().enumerate() {
-        // SAFETY: the row is below R, by the caller's promise.
-        unsafe { store(sums, row, to) };
-    }
-}
-
-/// # Safety
-/// C has the row and its columns, which nobody else uses; the bias is null or has as many.
-unsafe fn store(sums: &[f32; STRIP], row: usize, to: Target) {
-    for (column, &sum) in sums.iter().enumerate().take(to.columns) {
-        // SAFETY: row and column exist by the caller's promise.
-        unsafe {
-            let c = to.c.add(row * to.stride + column);
-            let mut value = sum;
-            if !to.bias.is_null() {
-                value += *to.bias.add(column);
-            }
-            if to.add {
-                value += *c;
-            }
-            *c = value;
+        for (column, &sum) in sums.iter().enumerate().take(to.columns) {
+            // SAFETY: the row is below R and the column below `columns`, which exist by the caller's promise.
+            unsafe { to.put(row, column, sum) };
         }
     }
 }
@@ -317,7 +300,7 @@ unsafe fn store(sums: &[f32; STRIP], row: usize, to: Target) {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{GROUP, Kernel, Operands, STEP_WORDS, STRIP, Target, store};
+    use super::{GROUP, Kernel, Operands, STEP_WORDS, STRIP, Target};
 
     macro_rules! table {
         ($function:ident, rows $($rows:literal)*) => { [$($function::<$rows>),*] };
@@ -385,20 +368,9 @@ mod x86 {
                         }
                     }
                 }
-                let mask = ((1u32 << to.columns) - 1) as __mmask16;
                 for (row, sum) in sums.into_iter().enumerate() {
-                    // SAFETY: the mask keeps every load and store to columns that exist, by the caller's promise.
-                    unsafe {
-                        let c = to.c.add(row * to.stride);
-                        let mut value = sum;
-                        if !to.bias.is_null() {
-                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, to.bias));
-                        }
-                        if to.add {
-                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
-                        }
-                        _mm512_mask_storeu_ps(c, mask, value);
-                    }
+                    // SAFETY: the row and its columns exist by the caller's promise.
+                    unsafe { to.put_row(row, sum) };
                 }
             }
         };
@@ -446,12 +418,14 @@ mod x86 {
         }
         for (row, sums) in sums.into_iter().enumerate() {
             let mut numbers = [0.0f32; STRIP];
-            // SAFETY: the array holds both halves; the row exists by the caller's promise.
+            // SAFETY: the array holds both halves; the row and its columns exist by the caller's promise.
             unsafe {
                 for (half, sum) in sums.into_iter().enumerate() {
                     _mm256_storeu_ps(numbers.as_mut_ptr().add(half * 8), sum);
                 }
-                store(&numbers, row, to);
+                for (column, &sum) in numbers.iter().enumerate().take(to.columns) {
+                    to.put(row, column, sum);
+                }
             }
         }
     }

@@ -121,6 +121,52 @@ pub(super) struct Target {
     pub add: bool,
 }
 
+impl Target {
+    /// Stores a sum, with the bias and what is there where they are wanted.
+    ///
+    /// # Safety
+    /// C has the row and the column, which nobody else uses, and a bias has the column.
+    #[inline(always)]
+    pub unsafe fn put(self, row: usize, column: usize, sum: f32) {
+        // SAFETY: row and column exist by the caller's promise.
+        unsafe {
+            let c = self.c.add(row * self.stride + column);
+            let mut value = sum;
+            if !self.bias.is_null() {
+                value += *self.bias.add(column);
+            }
+            if self.add {
+                value += *c;
+            }
+            *c = value;
+        }
+    }
+
+    /// The same for a row of up to 16 columns.
+    ///
+    /// # Safety
+    /// The processor has AVX-512. C has the row and all its columns, at most 16, which nobody else uses, and a bias has as many.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn put_row(self, row: usize, sums: std::arch::x86_64::__m512) {
+        use std::arch::x86_64::*;
+        let mask = ((1u32 << self.columns) - 1) as __mmask16;
+        // SAFETY: the mask keeps every load and store to columns that exist, by the caller's promise.
+        unsafe {
+            let c = self.c.wrapping_add(row * self.stride);
+            let mut value = sums;
+            if !self.bias.is_null() {
+                value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, self.bias));
+            }
+            if self.add {
+                value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
+            }
+            _mm512_mask_storeu_ps(c, mask, value);
+        }
+    }
+}
+
 /// What a unit of a packed panel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
@@ -257,17 +303,7 @@ unsafe fn portable<const R: usize>(panels: Panels, to: Target) {
     for (row, sums) in sums.iter().enumerate() {
         for (column, &sum) in sums.iter().enumerate().take(to.columns) {
             // SAFETY: the row is below R and the column below `columns`, which exist by the caller's promise.
-            unsafe {
-                let c = to.c.add(row * to.stride + column);
-                let mut value = sum;
-                if !to.bias.is_null() {
-                    value += *to.bias.add(column);
-                }
-                if to.add {
-                    value += *c;
-                }
-                *c = value;
-            }
+            unsafe { to.put(row, column, sum) };
         }
     }
 }
@@ -432,15 +468,7 @@ mod x86 {
                     unsafe {
                         _mm512_storeu_ps(column.as_mut_ptr(), extra);
                         for (row, &sum) in column.iter().enumerate().take(R) {
-                            let c = to.c.add(row * to.stride + V * 16);
-                            let mut value = sum;
-                            if !to.bias.is_null() {
-                                value += *to.bias.add(V * 16);
-                            }
-                            if to.add {
-                                value += *c;
-                            }
-                            *c = value;
+                            to.put(row, V * 16, sum);
                         }
                     }
                 }

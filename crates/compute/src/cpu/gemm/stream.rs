@@ -258,20 +258,9 @@ pub(super) mod x86 {
                         }
                     }
                 }
-                let mask = ((1u32 << count) - 1) as __mmask16;
                 for (row, sum) in sums.into_iter().enumerate() {
-                    // SAFETY: the mask keeps every load and store to columns that exist, by the caller's promise.
-                    unsafe {
-                        let c = to.c.wrapping_add(row * to.stride);
-                        let mut value = sum;
-                        if !to.bias.is_null() {
-                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, to.bias));
-                        }
-                        if to.add {
-                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
-                        }
-                        _mm512_mask_storeu_ps(c, mask, value);
-                    }
+                    // SAFETY: the row and its columns, of which there are `count`, exist by the caller's promise.
+                    unsafe { to.put_row(row, sum) };
                 }
             }
         };

@@ -187,7 +187,8 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
                                                                    narrow_pair(gelu_of(before[2]), gelu_of(before[3]), real()));
         }
     }
-    // A block's memory stays until all have read it.
+    // A block's memory stays until all have read it. Lanes that had fewer rows meet the others first, as the barrier wants them.
+    __syncwarp();
     wait_for_cluster();
 }
 
