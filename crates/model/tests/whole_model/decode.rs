@@ -97,7 +97,7 @@ fn one_kernel_for_a_step_gives_the_tokens_of_its_launches() {
             let launched = run_as_launches(&mut engine, &mut requests);
             // With probabilities, which the requests ask for now.
             flown.extend([2, 32].map(|rows| run(&mut engine, rows, 0, &requests)));
-            let compared = compare(&requests, &launched, &flown, near_tie(of));
+            let compared = compare(&requests, &launched, &flown, (&config, of));
             assert!(compared >= 32, "{compared} tokens stood out, {of}, {config:?}");
         }
     }
@@ -112,7 +112,7 @@ fn many_rows_give_the_tokens_of_few() {
             let mut requests = requests(rows, 40, 4);
             let flown = run(&mut engine, rows, 0, &requests);
             let launched = run_as_launches(&mut engine, &mut requests);
-            let compared = compare(&requests, &launched, &[flown], near_tie(DType::BF16));
+            let compared = compare(&requests, &launched, &[flown], (&config, DType::BF16));
             assert!(compared >= 40, "{compared} tokens stood out in {rows} rows, {config:?}");
         }
     }
@@ -125,17 +125,22 @@ fn run_as_launches(engine: &mut Engine, requests: &mut [Request]) -> Vec<Vec<Tok
 }
 
 /// Holds texts against those of the launches as long as likeliest tokens stand out; gives how many tokens did.
-fn compare(requests: &[Request], launched: &[Vec<Token>], flown: &[Vec<Vec<Token>>], near_tie: f32) -> usize {
+fn compare(
+    requests: &[Request],
+    launched: &[Vec<Token>],
+    flown: &[Vec<Vec<Token>>],
+    (config, of): (&ModelConfig, DType),
+) -> usize {
     let mut compared = 0;
     for (index, launched) in launched.iter().enumerate() {
         for (place, token) in launched.iter().enumerate() {
             let likeliest = &token.log_probability.as_ref().unwrap().likeliest;
-            if requests[index].sampling.temperature > 0.0 || likeliest[0].1 - likeliest[1].1 < near_tie {
+            if requests[index].sampling.temperature > 0.0 || likeliest[0].1 - likeliest[1].1 < near_tie(of) {
                 break;
             }
             for (way, flown) in flown.iter().enumerate() {
                 let flown = &flown[index][place];
-                assert_eq!(flown.id, token.id, "text {index}, {place}, way {way}");
+                assert_eq!(flown.id, token.id, "text {index}, {place}, way {way}, {of}, {config:?}");
                 if let Some(of) = &flown.log_probability {
                     assert_eq!((of.likeliest[0], of.likeliest.len()), ((token.id, of.chosen), 2));
                     assert!((of.chosen - likeliest[0].1).abs() < NEAR_PROBABILITY, "{of:?}, {likeliest:?}");

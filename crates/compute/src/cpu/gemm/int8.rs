@@ -289,10 +289,8 @@ unsafe fn portable<const R: usize>(of: Operands<'_>, to: Target) {
         }
     }
     for (row, sums) in sums.iter().enumerate() {
-        for (column, &sum) in sums.iter().enumerate().take(to.columns) {
-            // SAFETY: the row is below R and the column below `columns`, which exist by the caller's promise.
-            unsafe { to.put(row, column, sum) };
-        }
+        // SAFETY: the row is below R, and it and its columns exist by the caller's promise.
+        unsafe { to.put_numbers(row, sums) };
     }
 }
 
@@ -370,7 +368,7 @@ mod x86 {
                 }
                 for (row, sum) in sums.into_iter().enumerate() {
                     // SAFETY: the row and its columns exist by the caller's promise.
-                    unsafe { to.put_row(row, sum) };
+                    unsafe { to.put_vector(row, sum) };
                 }
             }
         };
@@ -423,9 +421,7 @@ mod x86 {
                 for (half, sum) in sums.into_iter().enumerate() {
                     _mm256_storeu_ps(numbers.as_mut_ptr().add(half * 8), sum);
                 }
-                for (column, &sum) in numbers.iter().enumerate().take(to.columns) {
-                    to.put(row, column, sum);
-                }
+                to.put_numbers(row, &numbers);
             }
         }
     }

@@ -142,14 +142,26 @@ impl Target {
         }
     }
 
-    /// The same for a row of up to 16 columns.
+    /// The same for a row of numbers, of which those of columns that do not exist are dropped.
+    ///
+    /// # Safety
+    /// C has the row and all its columns, which nobody else uses, and a bias has as many.
+    #[inline(always)]
+    pub unsafe fn put_numbers(self, row: usize, sums: &[f32]) {
+        for (column, &sum) in sums.iter().enumerate().take(self.columns) {
+            // SAFETY: the column is one that exists, by the caller's promise.
+            unsafe { self.put(row, column, sum) };
+        }
+    }
+
+    /// The same for a vector, whose row has up to 16 columns.
     ///
     /// # Safety
     /// The processor has AVX-512. C has the row and all its columns, at most 16, which nobody else uses, and a bias has as many.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub unsafe fn put_row(self, row: usize, sums: std::arch::x86_64::__m512) {
+    pub unsafe fn put_vector(self, row: usize, sums: std::arch::x86_64::__m512) {
         use std::arch::x86_64::*;
         let mask = ((1u32 << self.columns) - 1) as __mmask16;
         // SAFETY: the mask keeps every load and store to columns that exist, by the caller's promise.
@@ -301,10 +313,8 @@ unsafe fn portable<const R: usize>(panels: Panels, to: Target) {
         }
     }
     for (row, sums) in sums.iter().enumerate() {
-        for (column, &sum) in sums.iter().enumerate().take(to.columns) {
-            // SAFETY: the row is below R and the column below `columns`, which exist by the caller's promise.
-            unsafe { to.put(row, column, sum) };
-        }
+        // SAFETY: the row is below R, and it and its columns exist by the caller's promise.
+        unsafe { to.put_numbers(row, sums) };
     }
 }
 

@@ -260,7 +260,7 @@ pub(super) mod x86 {
                 }
                 for (row, sum) in sums.into_iter().enumerate() {
                     // SAFETY: the row and its columns, of which there are `count`, exist by the caller's promise.
-                    unsafe { to.put_row(row, sum) };
+                    unsafe { to.put_vector(row, sum) };
                 }
             }
         };
