@@ -7,8 +7,8 @@ mod cases;
 
 use cases::{
     Case, Data, Tensor, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads,
-    compare_within, eight_bit_heads, gelu_products, gelus_worth_timing, products_of_rows, quantised,
-    quantised_norms, quantised_weights, run, scaled_products,
+    compare_within, eight_bit_heads, embedding_gradients, gelu_products, gelus_worth_timing,
+    products_of_rows, quantised, quantised_norms, quantised_weights, run, scaled_products,
 };
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, Kernel, quantise::Source,
@@ -67,6 +67,18 @@ fn every_kernel_matches_the_reference_in_f16() {
 #[test]
 fn adam_keeps_a_working_copy_as_the_reference_does() {
     check_all(&adams_with_copies());
+}
+
+#[test]
+fn gradients_of_embeddings_match_the_reference_and_repeat_their_bits() {
+    let Some(mut cuda) = cuda() else { return };
+    let plain = embedding_gradients();
+    let narrow = [DType::BF16, DType::F16].map(|of| narrowed(&plain, of)).concat();
+    for case in [plain, narrow].concat() {
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        compare_within(1.0, &case, &first, &case.expected()).unwrap();
+    }
 }
 
 /// What the reference says to all cases. It takes its time, which several threads share.

@@ -25,14 +25,25 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
+/// Rows of a table that few positions have, that no position has, and that hundreds have.
+pub fn embedding_gradients() -> Vec<Case> {
+    let few = [(1, 1, &[1][..]), (7, 33, &[5]), (300, 64, &[3, 170]), (65, 130, &[2, 3, 4])];
+    let many = [(3, 24, &[3000][..]), (1, 7, &[2, 700]), (2, 2056, &[300]), (900, 16, &[40])];
+    let of = |&(v, c, dims): &(usize, usize, &[usize])| {
+        let d_y = random(Shape::new(dims).with_inner(c).dims(), 3);
+        let positions = Shape::new(dims).elements().max(510);
+        let grad = op(Op::EmbedGrad { rows: v }, vec![ids(dims, v, 4), d_y], 1 + positions / v);
+        let [set, added] = into_state(&grad);
+        [set, added, grad]
+    };
+    few.iter().chain(&many).flat_map(of).collect()
+}
+
 fn rows(cases: &mut Vec<Case>) {
     for (v, c, dims) in [(1, 1, &[1][..]), (7, 33, &[5]), (300, 64, &[3, 170]), (65, 130, &[2, 3, 4])] {
         cases.push(op(Op::Embed, vec![random(&[v, c], 1), ids(dims, v, 2)], 1));
-        let d_y = random(Shape::new(dims).with_inner(c).dims(), 3);
-        let grad = op(Op::EmbedGrad { rows: v }, vec![ids(dims, v, 4), d_y], 1 + 510 / v);
-        cases.extend(into_state(&grad));
-        cases.push(grad);
     }
+    cases.extend(embedding_gradients());
     // More rows than blocks of a card work on at a time.
     let (n, c) = (1701, 1040);
     let statistics = [random(&[n], 6), map(random(&[n], 7), |x| 0.5 + x.abs())];

@@ -7,8 +7,8 @@ mod list;
 pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{
-    adams_with_copies, eight_bit_heads, gelu_products, products_of_rows, quantised, quantised_norms,
-    quantised_weights, scaled_products,
+    adams_with_copies, eight_bit_heads, embedding_gradients, gelu_products, products_of_rows, quantised,
+    quantised_norms, quantised_weights, scaled_products,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};

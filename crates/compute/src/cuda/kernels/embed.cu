@@ -4,10 +4,11 @@
 //
 // The gradient sums the rows of every id in the order of their positions. Positions are sorted by id without comparing
 // ids across the whole tensor: a chunk of CHUNK positions counts its ids (`embed_grad_rank`), counts are summed over
-// the chunks before and over the ids below (`embed_grad_scan`, `embed_grad_scan_blocks`), and every position then knows
-// its place (`embed_grad_place`). Tiles of TILE places are summed apart (`embed_grad_tiles`); where the places of one
-// id cross from tile to tile, a tile keeps what it has of the id's beginning (`tails`) or of its continuation
-// (`heads`), and `embed_grad_join` adds those in order. So an id with thousands of rows is summed by many blocks.
+// the chunks before and over the ids below (`embed_grad_scan`), and every position then knows its place
+// (`embed_grad_place`). Tiles of TILE places are summed apart (`embed_grad_tiles`); where the places of one id cross
+// from tile to tile, a tile keeps what it has of the id's beginning (`tails`) or of its continuation (`heads`), and
+// whichever of these tiles is done last adds them in an order that depends on their number alone. So an id with
+// thousands of rows is summed by many blocks.
 #include "prelude.cuh"
 
 #ifndef WIDE
@@ -45,32 +46,45 @@ constexpr u32 CHUNK = 1024;
 constexpr u32 TILE = 32;
 constexpr u32 NOWHERE = 0xffffffffu;
 
+// Whether this block is the last of so many to come here. What the others wrote before is visible to it then.
+__device__ __forceinline__ bool is_last_of(u32 blocks, u32* arrived) {
+    __shared__ u32 before;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) before = atomicAdd(arrived, 1u);
+    __syncthreads();
+    const bool is_last = before + 1 == blocks;
+    if (is_last) __threadfence();
+    return is_last;
+}
+
 // For each position, how many before it in its chunk have its id; for each chunk and id, how many positions there are.
-// `counts` is [chunks, V] and zero before.
-extern "C" __global__ void __launch_bounds__(CHUNK)
+// A block per chunk (x) and THREADS of its positions (y). `counts` is [chunks, V] and zero before.
+extern "C" __global__ void __launch_bounds__(THREADS)
     embed_grad_rank(const u32* __restrict__ ids, u32* __restrict__ ranks, u32* __restrict__ counts, u32 n,
                     u32 table_rows, u32* fault) {
     take_turn();
     __shared__ uint4 shared[CHUNK / 4];
     u32* chunk = reinterpret_cast<u32*>(shared);
-    const u64 position = (u64)blockIdx.x * CHUNK + threadIdx.x;
-    const u32 id = position < n ? ids[position] : NOWHERE;
-    chunk[threadIdx.x] = id;
+    const u64 first = (u64)blockIdx.x * CHUNK;
+    const u32 own = blockIdx.y * THREADS + threadIdx.x;
+    for (u32 i = threadIdx.x; i <= own; i += THREADS) chunk[i] = first + i < n ? ids[first + i] : NOWHERE;
     __syncthreads();
-    if (position >= n) return;
+    if (first + own >= n) return;
+    const u32 id = chunk[own];
     if (id >= table_rows) {
         report_fault(fault, id, table_rows);
         return;
     }
     u32 rank = 0;
-    const u32 whole = threadIdx.x / 4;
+    const u32 whole = own / 4;
 #pragma unroll 4
     for (u32 i = 0; i < whole; i++) {
         const uint4 four = shared[i];
         rank += (u32)(four.x == id) + (u32)(four.y == id) + (u32)(four.z == id) + (u32)(four.w == id);
     }
-    for (u32 i = whole * 4; i < threadIdx.x; i++) rank += (u32)(chunk[i] == id);
-    ranks[position] = rank;
+    for (u32 i = whole * 4; i < own; i++) rank += (u32)(chunk[i] == id);
+    ranks[first + own] = rank;
     atomicAdd(&counts[(u64)blockIdx.x * table_rows + id], 1u);
 }
 
@@ -96,10 +110,11 @@ __device__ __forceinline__ u32 block_scan(u32 x, u32* warps, u32& total) {
 }
 
 // A thread per id. Counts become the number of the id's positions in the chunks before; `totals` has all of them,
-// `starts` the places of smaller ids of the same block, and `blocks` the sum over the block.
+// `starts` the places of smaller ids of the same block. Of `blocks` the last block makes the places of all blocks before
+// each, and behind the last the number of all places. `arrived` is zero before.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embed_grad_scan(u32* __restrict__ counts, u32* __restrict__ totals, u32* __restrict__ starts,
-                    u32* __restrict__ blocks, u32 chunks, u32 table_rows) {
+    embed_grad_scan(u32* __restrict__ counts, u32* __restrict__ totals, u32* __restrict__ starts, u32* blocks,
+                    u32* arrived, u32 chunks, u32 table_rows) {
     take_turn();
     __shared__ u32 warps[THREADS / 32];
     const u64 id = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -126,41 +141,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         starts[id] = start;
     }
     if (threadIdx.x == 0) blocks[blockIdx.x] = sum;
-}
-
-// One block: the places of all blocks of ids before each, and behind the last the number of all places.
-extern "C" __global__ void __launch_bounds__(1024) embed_grad_scan_blocks(u32* blocks, u32 count) {
-    take_turn();
-    __shared__ u32 warps[32];
+    if (!is_last_of(gridDim.x, arrived)) return;
     u32 before = 0;
-    for (u32 first = 0; first < count; first += 1024) {
+    for (u32 first = 0; first < gridDim.x; first += THREADS) {
         const u32 at = first + threadIdx.x;
-        const u32 x = at < count ? blocks[at] : 0;
-        u32 total;
-        const u32 sum = block_scan(x, warps, total);
-        if (at < count) blocks[at] = before + sum;
-        before += total;
+        const u32 x = at < gridDim.x ? blocks[at] : 0;
+        const u32 smaller = block_scan(x, warps, sum);
+        if (at < gridDim.x) blocks[at] = before + smaller;
+        before += sum;
     }
-    if (threadIdx.x == 0) blocks[count] = before;
+    if (threadIdx.x == 0) blocks[gridDim.x] = before;
 }
 
-// The first place of an id.
-__device__ __forceinline__ u32 start_of(u32 id, const u32* starts, const u32* blocks) {
-    return starts[id] + blocks[id / THREADS];
-}
+// What is known of a place: its position and id, and the places where those of the id begin and end.
+typedef uint4 Place;
 
-// `order` gives the position at each place.
+// `places` in their order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embed_grad_place(const u32* __restrict__ ids, const u32* __restrict__ ranks, const u32* __restrict__ counts,
-                     const u32* __restrict__ starts, const u32* __restrict__ blocks, u32* __restrict__ order, u32 n,
-                     u32 table_rows) {
+                     const u32* __restrict__ totals, const u32* __restrict__ starts, const u32* __restrict__ blocks,
+                     Place* __restrict__ places, u32 n, u32 table_rows) {
     take_turn();
     const u64 position = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (position >= n) return;
     const u32 id = ids[position];
     if (id >= table_rows) return;
     const u32 earlier = counts[position / CHUNK * table_rows + id];
-    order[start_of(id, starts, blocks) + earlier + ranks[position]] = (u32)position;
+    const u32 start = starts[id] + blocks[id / THREADS];
+    places[start + earlier + ranks[position]] = make_uint4((u32)position, id, start, start + totals[id]);
 }
 
 __device__ __forceinline__ void put(float* to, float (&sum)[W], u32 adds) {
@@ -173,36 +181,63 @@ __device__ __forceinline__ void put(float* to, float (&sum)[W], u32 adds) {
     store(to, sum);
 }
 
-// A block per tile of places (x) and per blockDim.x·W columns (y); a thread owns W columns of the whole tile.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    embed_grad_tiles(const u32* __restrict__ ids, const real* __restrict__ d_y, const u32* __restrict__ order,
-                     const u32* __restrict__ totals, const u32* __restrict__ starts, const u32* __restrict__ blocks,
-                     float* __restrict__ d_table, float* __restrict__ heads, float* __restrict__ tails, u32 columns,
-                     u32 id_blocks, u32 adds) {
-    take_turn();
-    __shared__ u32 positions[TILE], tile_ids[TILE], first_places[TILE], id_totals[TILE];
-    const u32 places = blocks[id_blocks], first = blockIdx.x * TILE;
-    if (first >= places) return;
-    const u32 count = min(TILE, places - first);
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
-        const u32 position = order[first + i], id = ids[position];
-        positions[i] = position;
-        tile_ids[i] = id;
-        first_places[i] = start_of(id, starts, blocks);
-        id_totals[i] = totals[id];
+// Adds up `count` rows that lie `apart`, in their order, for the thread's columns.
+__device__ __forceinline__ void add_rows(const float* from, u64 apart, u32 count, float (&sum)[W]) {
+#pragma unroll 8
+    for (u32 i = 0; i < count; i++) {
+        float row[W];
+        load(from + i * apart, row);
+#pragma unroll
+        for (int e = 0; e < W; e++) sum[e] += row[e];
     }
-    __syncthreads();
+}
+
+// An id whose places cross from tile to tile: it begins in tile `start` and goes on in `more`. These are summed in
+// JOIN_GROUPS groups of `share`, so that thousands of tiles are not one chain.
+constexpr u32 JOIN_GROUPS = 8;
+struct Crossing {
+    u32 start, more, share;
+    __device__ __forceinline__ explicit Crossing(const Place& place)
+        : start(place.z / TILE), more((place.w - 1) / TILE - start), share((more + JOIN_GROUPS - 1) / JOIN_GROUPS) {}
+    __device__ __forceinline__ u32 groups() const { return (more + share - 1) / share; }
+};
+
+// A block per tile of places (x) and per blockDim.x·W columns (y); a thread owns W columns of the whole tile. Blocks
+// behind the tiles each zero those of TILE rows that no position has, where nothing is added to. `arrived` is
+// [2, y, tiles] and zero before: how many groups of an id that begins in a tile are summed, and how many tiles of a group
+// that begins there.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    embed_grad_tiles(const Place* __restrict__ places, const real* __restrict__ d_y, const u32* __restrict__ totals,
+                     const u32* __restrict__ n_places, float* __restrict__ d_table, float* heads, float* tails,
+                     u32* arrived, u32 columns, u32 table_rows, u32 tiles, u32 adds) {
+    take_turn();
+    const u32 tile = blockIdx.x, first = tile * TILE;
     const u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * W;
-    if (column >= columns) return;
+    const bool has_columns = column < columns;
+    if (tile >= tiles) {
+        const u32 start = (tile - tiles) * TILE, own = start + threadIdx.x % 32;
+        u32 empty = __ballot_sync(0xffffffffu, own < table_rows && totals[own] == 0);
+        const float zeros[W] = {};
+        for (; has_columns && empty != 0; empty &= empty - 1) {
+            store(d_table + (u64)(start + __ffs(empty) - 1) * columns + column, zeros);
+        }
+        return;
+    }
+    __shared__ Place shared[TILE];
+    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) shared[i] = places[first + i];
+    const u32 all = *n_places;
+    __syncthreads();
+    if (first >= all) return;
+    const u32 count = min(TILE, all - first);
     float sum[W];
 #pragma unroll
     for (int e = 0; e < W; e++) sum[e] = 0.0f;
     constexpr u32 AHEAD = 8;
-    for (u32 group = 0; group < count; group += AHEAD) {
+    for (u32 group = 0; has_columns && group < count; group += AHEAD) {
         Kept<W> rows[AHEAD];
 #pragma unroll
         for (u32 i = 0; i < AHEAD; i++) {
-            if (group + i < count) rows[i].load(d_y + (u64)positions[group + i] * columns + column);
+            if (group + i < count) rows[i].load(d_y + (u64)shared[group + i].x * columns + column);
         }
 #pragma unroll
         for (u32 i = 0; i < AHEAD; i++) {
@@ -212,67 +247,43 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             rows[i].get(d);
 #pragma unroll
             for (int e = 0; e < W; e++) sum[e] += d[e];
-            const u32 id = tile_ids[at];
-            if (at + 1 < count && tile_ids[at + 1] == id) continue;
-            const bool begins = first_places[at] >= first;
-            const bool ends = first_places[at] + id_totals[at] == first + at + 1;
+            const Place place = shared[at];
+            const bool ends = place.w == first + at + 1;
+            if (at + 1 < count && !ends) continue;
+            const bool begins = place.z >= first;
             if (begins && ends) {
-                put(d_table + (u64)id * columns + column, sum, adds);
+                put(d_table + (u64)place.y * columns + column, sum, adds);
             } else {
-                store((begins ? tails : heads) + (u64)blockIdx.x * columns + column, sum);
+                store((begins ? tails : heads) + (u64)tile * columns + column, sum);
             }
 #pragma unroll
             for (int e = 0; e < W; e++) sum[e] = 0.0f;
         }
     }
-}
-
-constexpr u32 JOIN_COLUMNS = 32, JOIN_GROUPS = 8;
-
-// A block per tile (x) and 32 columns (y); it has work where an id begins in the tile and goes on behind it. Eight
-// warps each sum a part of the tiles that follow, in order, and the parts are added in order.
-extern "C" __global__ void __launch_bounds__(JOIN_COLUMNS * JOIN_GROUPS)
-    embed_grad_join(const u32* __restrict__ ids, const u32* __restrict__ order, const u32* __restrict__ totals,
-                    const u32* __restrict__ starts, const u32* __restrict__ blocks, float* __restrict__ d_table,
-                    const float* __restrict__ heads, const float* __restrict__ tails, u32 columns, u32 id_blocks,
-                    u32 adds) {
-    take_turn();
-    const u32 tile = blockIdx.x, places = blocks[id_blocks];
-    const u64 behind = (u64)(tile + 1) * TILE;
-    if (behind >= places) return;
-    const u32 id = ids[order[behind - 1]];
-    const u32 start = start_of(id, starts, blocks), end = start + totals[id];
-    if (start / TILE != tile || end <= behind) return;
-    const u32 last = (end - 1) / TILE, tiles = last - tile;
-    const u32 lane = threadIdx.x % JOIN_COLUMNS, group = threadIdx.x / JOIN_COLUMNS;
-    const u32 column = blockIdx.y * JOIN_COLUMNS + lane;
-    const u32 share = (tiles + JOIN_GROUPS - 1) / JOIN_GROUPS;
-    const u32 from = min(group * share, tiles), to = min(from + share, tiles);
-    float sum = 0.0f;
-    if (column < columns) {
-#pragma unroll 8
-        for (u32 i = from; i < to; i++) sum += heads[(u64)(tile + 1 + i) * columns + column];
-    }
-    __shared__ float sums[JOIN_GROUPS][JOIN_COLUMNS];
-    sums[group][lane] = sum;
-    __syncthreads();
-    if (group > 0 || column >= columns) return;
-    float all = tails[(u64)tile * columns + column];
-#pragma unroll
-    for (u32 i = 0; i < JOIN_GROUPS; i++) all += sums[i][lane];
-    float* place = d_table + (u64)id * columns + column;
-    *place = adds ? *place + all : all;
-}
-
-// Zeroes the rows of ids that no position has. A warp per row.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    embed_grad_rest(const u32* __restrict__ totals, float* __restrict__ d_table, u32 columns, u32 table_rows) {
-    take_turn();
-    const u32 lane = threadIdx.x % 32, warps = gridDim.x * (THREADS / 32);
-    for (u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; row < table_rows; row += warps) {
-        if (totals[row] != 0) continue;
-        float zeros[W] = {};
-        for (u32 column = lane * W; column < columns; column += 32 * W) store(d_table + row * columns + column, zeros);
+    u32* groups_arrived = arrived + (u64)blockIdx.y * tiles;
+    u32* tiles_arrived = groups_arrived + (u64)gridDim.y * tiles;
+    // The id that the tile begins with, if it began before, and the one that it ends with, if that goes on behind.
+    for (u32 side = 0; side < 2; side++) {
+        const Place place = shared[side == 0 ? 0 : count - 1];
+        const bool began = place.z < first;
+        if (side == 0 ? !began : began || place.w <= first + TILE) continue;
+        const Crossing id(place);
+        float* group_heads = heads + (u64)(id.start + 1) * columns + column;
+        if (began) {
+            const u32 group = (tile - id.start - 1) / id.share * id.share, size = min(id.share, id.more - group);
+            if (!is_last_of(size, tiles_arrived + id.start + 1 + group)) continue;
+            if (has_columns && size > 1) {
+                float sum[W] = {};
+                add_rows(group_heads + (u64)group * columns, columns, size, sum);
+                store(group_heads + (u64)group * columns, sum);
+            }
+        }
+        if (is_last_of(id.groups() + 1, groups_arrived + id.start) && has_columns) {
+            float sum[W];
+            load((const float*)tails + (u64)id.start * columns + column, sum);
+            add_rows(group_heads, (u64)id.share * columns, id.groups(), sum);
+            put(d_table + (u64)place.y * columns + column, sum, adds);
+        }
     }
 }
 

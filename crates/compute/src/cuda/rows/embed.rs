@@ -9,11 +9,11 @@ use super::{
 };
 use crate::error::Result;
 
-/// Positions whose ids are counted together, places that are summed together, and columns that are joined together: as in
+/// Positions whose ids are counted together, places that are summed together, and bytes of what is known of a place: as in
 /// `kernels/embed.cu`.
 const CHUNK: usize = 1024;
 const TILE: usize = 32;
-const JOIN_COLUMNS: usize = 32;
+const PLACE_BYTES: usize = 16;
 
 fn wide(is_wide: bool) -> [(&'static str, usize); 1] {
     [("WIDE", usize::from(is_wide))]
@@ -50,85 +50,66 @@ pub(super) fn embed_grad(builder: &mut Builder<'_>, launch: Launch<'_>, adds: bo
     let pack = if is_wide { width(real) } else { 1 };
     let (chunks, tiles, id_blocks) = (n.div_ceil(CHUNK), n.div_ceil(TILE), rows.div_ceil(THREADS));
 
+    let packs = columns.div_ceil(pack);
+    let tile_threads = packs.next_multiple_of(32).min(THREADS);
+    let slices = packs.div_ceil(tile_threads);
+
+    // Counts of ids, of blocks that have scanned, and of tiles and groups of them that have been summed: all of them begin with zero.
     let counts_bytes = 4 * chunks * rows;
-    let counts = builder.scratch(counts_bytes);
+    let cleared_bytes = counts_bytes + 4 * (1 + 2 * tiles * slices);
+    let counts = builder.scratch(cleared_bytes);
+    let (scanned, summed) = (counts.plus(counts_bytes), counts.plus(counts_bytes + 4));
     let ranks = builder.scratch(4 * n);
-    let order = builder.scratch(4 * n);
+    let places = builder.scratch(PLACE_BYTES * tiles * TILE);
     let totals = builder.scratch(4 * rows);
     let starts = builder.scratch(4 * rows);
     let blocks = builder.scratch(4 * (id_blocks + 1));
     let heads = builder.scratch(4 * tiles * columns);
     let tails = builder.scratch(4 * tiles * columns);
 
-    builder.clear(counts, counts_bytes);
+    builder.clear(counts, cleared_bytes);
     let mut add = |name, grid, arguments: &[Arg]| {
         builder.kernel(Source::Embed, name, real, &wide(is_wide), grid, arguments)
     };
-    let threads = THREADS as u32;
-    add(
-        "embed_grad_rank",
-        Grid::new(chunks, CHUNK as u32),
-        &[ids, ranks, counts, n.into(), rows.into(), Arg::Fault],
-    )?;
-    add(
-        "embed_grad_scan",
-        Grid::new(id_blocks, threads),
-        &[counts, totals, starts, blocks, chunks.into(), rows.into()],
-    )?;
-    add("embed_grad_scan_blocks", Grid::new(1, 1024), &[blocks, id_blocks.into()])?;
-    add(
-        "embed_grad_place",
-        Grid::new(n.div_ceil(THREADS), threads),
-        &[ids, ranks, counts, starts, blocks, order, n.into(), rows.into()],
-    )?;
-    let packs = columns.div_ceil(pack);
-    let tile_threads = packs.next_multiple_of(32).min(THREADS);
-    let across = |blocks: usize, columns: usize, threads: usize| Grid {
-        blocks: [blocks as u32, columns as u32, 1],
+    let across = |[blocks, slices]: [usize; 2], threads: usize| Grid {
+        blocks: [blocks as u32, slices as u32, 1],
         threads: threads as u32,
         shared_bytes: 0,
     };
     add(
-        "embed_grad_tiles",
-        across(tiles, packs.div_ceil(tile_threads), tile_threads),
-        &[
-            ids,
-            d_y,
-            order,
-            totals,
-            starts,
-            blocks,
-            d_table,
-            heads,
-            tails,
-            columns.into(),
-            id_blocks.into(),
-            flag(adds),
-        ],
+        "embed_grad_rank",
+        across([chunks, CHUNK / THREADS], THREADS),
+        &[ids, ranks, counts, n.into(), rows.into(), Arg::Fault],
     )?;
     add(
-        "embed_grad_join",
-        across(tiles, columns.div_ceil(JOIN_COLUMNS), THREADS),
+        "embed_grad_scan",
+        across([id_blocks, 1], THREADS),
+        &[counts, totals, starts, blocks, scanned, chunks.into(), rows.into()],
+    )?;
+    add(
+        "embed_grad_place",
+        across([n.div_ceil(THREADS), 1], THREADS),
+        &[ids, ranks, counts, totals, starts, blocks, places, n.into(), rows.into()],
+    )?;
+    let zeroing = if adds { 0 } else { rows.div_ceil(TILE) };
+    add(
+        "embed_grad_tiles",
+        across([tiles + zeroing, slices], tile_threads),
         &[
-            ids,
-            order,
+            places,
+            d_y,
             totals,
-            starts,
-            blocks,
+            blocks.plus(4 * id_blocks),
             d_table,
             heads,
             tails,
+            summed,
             columns.into(),
-            id_blocks.into(),
+            rows.into(),
+            tiles.into(),
             flag(adds),
         ],
-    )?;
-    if adds {
-        return Ok(());
-    }
-    let grid = looping(builder, 32 * rows);
-    let arguments = [totals, d_table, columns.into(), rows.into()];
-    builder.kernel(Source::Embed, "embed_grad_rest", real, &wide(is_wide), grid, &arguments)
+    )
 }
 
 pub(super) fn rope(builder: &mut Builder<'_>, launch: Launch<'_>, inverse: bool, still: usize) -> Result<()> {
