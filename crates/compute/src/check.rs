@@ -7,7 +7,7 @@ use crate::{
         GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, UpdateRange, eight_bit_workspace_rows, joint_parts,
     },
     op::{Attention, Op},
-    quantise::{self, GeluProduct, Quantise, QuantisedNorm},
+    quantise::{self, GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm, Source},
     tensor::{DType, TensorType},
 };
 
@@ -232,19 +232,22 @@ impl Rule<'_> {
                     _ => Vec::new(),
                 };
                 self.count(4 + attention.extra_operands(), 1 + sums.len())?;
-                let parts = self.joint(attention, inputs[1])?;
-                let operands = [&inputs[..1], &parts, &inputs[2..]].concat();
-                Op::AttentionGrad(*attention).outputs(&operands)?;
-                self.ensure(
-                    inputs[3].shape.elements() == inputs[1].shape.rows() * attention.heads,
-                    "there must be a statistic per query and head",
-                )?;
+                self.joint_grad(attention)?;
                 self.outputs(&[&inputs[1..2], &sums].concat())
             }
             Kernel::HeadLoss(head) => self.head(head),
             Kernel::Quantise(of) => self.quantise(of),
             Kernel::QuantiseWeights(all) => self.quantise_weights(all),
             Kernel::QuantisedNorm(of) => self.quantised_norm(of),
+            Kernel::QuantisedAttentionGrad(of) => {
+                let copies =
+                    of.copies(inputs.get(1).map_or(0, |qkv| qkv.shape.dims().get(1).copied().unwrap_or(0)));
+                self.count(4, copies.output_count())?;
+                let suits = QuantisedAttentionGrad::suits(&of.of, inputs[1].shape);
+                self.ensure(suits, "heads must have 64 or 128 elements, positions be multiples of 64, and the attention plain")?;
+                self.joint_grad(&of.of)?;
+                self.outputs(&copies.outputs(inputs[1]))
+            }
             Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
             Kernel::GeluProduct(of) => self.gelu_product(of),
             Kernel::GlobalNorm => {
@@ -357,10 +360,31 @@ impl Rule<'_> {
         )
     }
 
+    /// The operands of the gradient of an attention whose queries, keys and values lie side by side.
+    fn joint_grad(&self, attention: &Attention) -> Result<()> {
+        let inputs = self.inputs;
+        let parts = self.joint(attention, inputs[1])?;
+        let operands = [&inputs[..1], &parts, &inputs[2..]].concat();
+        Op::AttentionGrad(*attention).outputs(&operands)?;
+        self.ensure(
+            inputs[3].shape.elements() == inputs[1].shape.rows() * attention.heads,
+            "there must be a statistic per query and head",
+        )
+    }
+
     fn quantise(&self, of: &Quantise) -> Result<()> {
         self.count(of.source.operands(), of.output_count())?;
         let x = self.inputs[0];
-        self.ensure(self.inputs.iter().all(|other| *other == x), "all operands must be alike")?;
+        let is_alike = |other: &TensorType| match of.source {
+            Source::Bounded { .. } => other.dtype == x.dtype && other.shape.rows() == x.shape.rows(),
+            _ => *other == x,
+        };
+        self.ensure(self.inputs.iter().all(is_alike), "all operands must be alike")?;
+        let is_bounded = matches!(of.source, Source::Bounded { .. });
+        self.ensure(
+            !is_bounded || of.of == DType::E5M2,
+            "only e5m2 has room for numbers that are not looked at",
+        )?;
         self.ensure(quantise::suits(x.shape), "rows and columns must be multiples of 16")?;
         self.outputs(&of.outputs(x))
     }
@@ -509,6 +533,7 @@ impl Rule<'_> {
                 Kernel::Quantise(_)
                     | Kernel::QuantiseWeights(_)
                     | Kernel::QuantisedNorm(_)
+                    | Kernel::QuantisedAttentionGrad(_)
                     | Kernel::ScaledProduct { .. }
                     | Kernel::GeluProduct(_)
             );

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::{
     draw::{Draw, LogProbabilities},
     op::{Attention, LossShape, Mask, Op},
-    quantise::{GeluProduct, Quantise, QuantisedNorm, Source},
+    quantise::{GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm, Source},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -125,6 +125,8 @@ pub enum Kernel {
     QuantiseWeights(Arc<[Quantise]>),
     /// A norm on its way to products of eight bits. See [`QuantisedNorm`].
     QuantisedNorm(QuantisedNorm),
+    /// The gradient of an attention on its way to products of eight bits. See [`QuantisedAttentionGrad`].
+    QuantisedAttentionGrad(QuantisedAttentionGrad),
     /// `(a [..,K], unit of a [1], b [M,K], unit of b [1], bias [M] if any) → a·bᵀ·units + bias [..,M]`, where both are of eight
     /// bits. The three products of a linear layer are all of this form, because whatever is needed transposed was written so.
     ScaledProduct {
@@ -258,6 +260,7 @@ impl Kernel {
             Kernel::Quantise(of) => of.name(),
             Kernel::QuantiseWeights(_) => "quantise_weights",
             Kernel::QuantisedNorm(of) => of.name(),
+            Kernel::QuantisedAttentionGrad(_) => "quantise_attention_grad",
             Kernel::ScaledProduct { .. } => "scaled_product",
             Kernel::GeluProduct(of) => of.name(),
             Kernel::GlobalNorm => "global_norm",
@@ -315,7 +318,9 @@ impl Kernel {
             }
             Kernel::JointAttention(of) => seen(of, outputs[0], inputs[0].shape.dims()[1]),
             Kernel::CachedAttention(of) => seen(of, outputs[0], outputs[2].shape.dims()[1]),
-            Kernel::JointAttentionGrad(of) | Kernel::JointAttentionGrads { of, .. } => {
+            Kernel::JointAttentionGrad(of)
+            | Kernel::JointAttentionGrads { of, .. }
+            | Kernel::QuantisedAttentionGrad(QuantisedAttentionGrad { of, .. }) => {
                 2.5 * seen(of, inputs[0], inputs[1].shape.dims()[1])
             }
             Kernel::HeadLoss(_) => self.matrix_products() as f64 * product(inputs[0].shape.rows(), inputs[1]),
@@ -425,9 +430,11 @@ impl Kernel {
                 operands.extend((1..inputs.len()).map(Input));
                 expansion.step(Kernel::Op(Op::Attention(*attention)), operands, vec![Output(0), Output(1)]);
             }
-            Kernel::JointAttentionGrad(attention) => expand_joint_grad(&mut expansion, attention, inputs),
+            Kernel::JointAttentionGrad(attention) => {
+                expand_joint_grad(&mut expansion, attention, inputs, Output(0));
+            }
             Kernel::JointAttentionGrads { of, add } => {
-                expand_joint_grad(&mut expansion, of, inputs);
+                expand_joint_grad(&mut expansion, of, inputs, Output(0));
                 expand_bias_grad(&mut expansion, outputs[1], *add);
             }
             Kernel::CachedAttention(attention) => {
@@ -442,7 +449,7 @@ impl Kernel {
                 expand_eight_bit_head(&mut expansion, head, inputs);
             }
             Kernel::HeadLoss(head) => expand_head(&mut expansion, head, inputs),
-            Kernel::Quantise(of) if !of.is_plain() => {
+            Kernel::Quantise(of) if of.source.op().is_some() || of.sums.is_some() => {
                 let operands = (0..inputs.len()).map(Input).collect();
                 expand_quantise(&mut expansion, of, (operands, inputs[0]), (0, outputs));
             }
@@ -463,6 +470,12 @@ impl Kernel {
                 let operands = [Output(0)].into_iter().chain(parameters).collect();
                 let norm = Kernel::QuantisedNorm(QuantisedNorm { adds: false, bias: false, ..*of });
                 expansion.step(norm, operands, (1..outputs.len()).map(Output).collect());
+            }
+            Kernel::QuantisedAttentionGrad(of) => {
+                let gradient = expansion.temporary(inputs[1]);
+                expand_joint_grad(&mut expansion, &of.of, inputs, gradient);
+                let copies = of.copies(inputs[1].shape.dims()[1]);
+                expand_quantise(&mut expansion, &copies, (vec![gradient, Input(0)], inputs[1]), (0, outputs));
             }
             Kernel::GeluProduct(of) => expand_gelu_product(&mut expansion, of, inputs, outputs),
             Kernel::Op(_)
@@ -516,8 +529,8 @@ fn expand_bias_grad(expansion: &mut Expansion, sums: TensorType, add: bool) {
     expansion.step(Kernel::StateWrite { add }, vec![d_bias], vec![Operand::Output(1)]);
 }
 
-/// The gradient of an attention whose queries, keys and values lie side by side: the first output.
-fn expand_joint_grad(expansion: &mut Expansion, attention: &Attention, inputs: &[TensorType]) {
+/// The gradient of an attention whose queries, keys and values lie side by side.
+fn expand_joint_grad(expansion: &mut Expansion, attention: &Attention, inputs: &[TensorType], to: Operand) {
     let mut operands = expand_split(expansion, attention, 1, inputs[1]);
     let gradients: Vec<Operand> = joint_parts(attention, inputs[1].shape)
         .map(|columns| expansion.temporary(with_columns(inputs[1], columns)))
@@ -525,7 +538,7 @@ fn expand_joint_grad(expansion: &mut Expansion, attention: &Attention, inputs: &
     operands.insert(0, Operand::Input(0));
     operands.extend((2..inputs.len()).map(Operand::Input));
     expansion.step(Kernel::Op(Op::AttentionGrad(*attention)), operands, gradients.clone());
-    expansion.step(Kernel::Op(Op::Concat), gradients, vec![Operand::Output(0)]);
+    expansion.step(Kernel::Op(Op::Concat), gradients, vec![to]);
 }
 
 /// The first input and the second with its bias, the third, added up: the first output. A product over nothing is the bias in every row.
@@ -675,12 +688,13 @@ fn expand_quantise(
         expansion.step(Kernel::Op(op), operands, vec![computed]);
         operands = vec![computed];
     }
-    let plain = Quantise { source: Source::Stored, sums: None, ..*of };
+    let source = if of.source.op().is_some() { Source::Stored } else { of.source };
+    let plain = Quantise { source, sums: None, ..*of };
     let end = first + plain.output_count();
     let results: Vec<Operand> = (first..end).map(Operand::Output).collect();
     if let Some(add) = of.sums {
         let (index, sums) = (end, expansion.temporary(outputs[end]));
-        expansion.step(Kernel::Op(Op::LinearGradBias), operands.clone(), vec![sums]);
+        expansion.step(Kernel::Op(Op::LinearGradBias), operands[..1].to_vec(), vec![sums]);
         expansion.step(Kernel::StateWrite { add }, vec![sums], vec![Operand::Output(index)]);
     }
     expansion.step(Kernel::Quantise(plain), operands, results);

@@ -11,7 +11,7 @@
 
 use crate::{
     error::Result,
-    op::Op,
+    op::{Attention, Op},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -40,13 +40,19 @@ pub enum Source {
     Gelu,
     /// `(h, d_y) → GELU′(h)·d_y`.
     GeluGrad,
+    /// `(x, y [..,any]) → x`, of which no number is expected beyond so many powers of two times the largest of y. That decides the unit,
+    /// so that x need not be looked at first. For e5m2 alone, which has powers to spare.
+    Bounded {
+        /// How many.
+        powers: u32,
+    },
 }
 
 impl Source {
     /// What computes it.
     pub fn op(self) -> Option<Op> {
         match self {
-            Source::Stored => None,
+            Source::Stored | Source::Bounded { .. } => None,
             Source::Gelu => Some(Op::Gelu),
             Source::GeluGrad => Some(Op::GeluGrad),
         }
@@ -56,7 +62,7 @@ impl Source {
     pub fn operands(self) -> usize {
         match self {
             Source::Stored | Source::Gelu => 1,
-            Source::GeluGrad => 2,
+            Source::GeluGrad | Source::Bounded { .. } => 2,
         }
     }
 }
@@ -68,12 +74,21 @@ impl Quantise {
             Source::Stored => "quantise",
             Source::Gelu => "quantise_gelu",
             Source::GeluGrad => "quantise_gelu_grad",
+            Source::Bounded { .. } => "quantise_bounded",
         }
     }
 
-    /// Whether it only quantises.
+    /// Whether it only quantises what lies in memory, by its own largest number.
     pub fn is_plain(&self) -> bool {
         self.source == Source::Stored && self.sums.is_none()
+    }
+
+    /// Which operand's largest number decides the unit, and which power of two that comes below.
+    pub fn top(&self) -> (usize, i32) {
+        match self.source {
+            Source::Bounded { powers } => (1, bounded_top(powers) as i32),
+            _ => (0, top_exponent(self.of)),
+        }
     }
 
     /// How many outputs there are.
@@ -166,6 +181,39 @@ impl QuantisedNorm {
 /// The longest rows that a norm writes in eight bits itself: a warp of a card keeps them in its registers.
 pub const MOST_NORM_COLUMNS: usize = 2048;
 
+/// The gradient of an attention whose queries, keys and values lie side by side, in e5m2 alone: `(d_out [B,T,H·D], qkv, out, log-sum-exp) →
+/// unit [1], q [B,T,(H + 2·Hkv)·D], qᵀ, sums of the columns if wanted`.
+///
+/// A row of d_v is a sum over at most T positions of d_out with weights of at most one, so none of its numbers is beyond T times the
+/// largest of d_out; d_q and d_k are far from it, unless heads have outgrown all measure. That decides the unit: e5m2 has
+/// so many powers of two that nothing is lost below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantisedAttentionGrad {
+    /// The attention: without borders, window and cache.
+    pub of: Attention,
+    /// Whether sums are written into state, and if so whether they add to what is there.
+    pub sums: Option<bool>,
+}
+
+impl QuantisedAttentionGrad {
+    /// Positions come in multiples of this.
+    pub const POSITIONS: usize = 64;
+
+    /// Whether there is such a kernel for an attention over `qkv`.
+    pub fn suits(of: &Attention, qkv: Shape) -> bool {
+        let &[_, positions, columns] = qkv.dims() else { return false };
+        let size = columns / (of.heads + 2 * of.kv_heads).max(1);
+        let is_plain = !of.cached && !of.borders && of.window == 0;
+        is_plain && matches!(size, 64 | 128) && positions.is_multiple_of(Self::POSITIONS) && suits(qkv)
+    }
+
+    /// What becomes of the gradient over so many positions.
+    pub fn copies(&self, positions: usize) -> Quantise {
+        let source = Source::Bounded { powers: positions.max(1).next_power_of_two().ilog2() };
+        Quantise { of: DType::E5M2, source, rows: true, columns: true, sums: self.sums }
+    }
+}
+
 /// A product of eight bits whose result goes through GELU, or is multiplied with its slope, and becomes both copies of eight bits at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeluProduct {
@@ -242,13 +290,14 @@ pub fn top_exponent(of: DType) -> i32 {
 /// The bound of a norm's result comes below two to this power: nothing is larger, so there need be no room above it.
 pub const NORM_TOP_EXPONENT: i32 = 8;
 
+/// What the largest of others comes below, if numbers of e5m2 that are so many powers of two larger are to have their place.
+pub(crate) fn bounded_top(powers: u32) -> u32 {
+    const BOUND_EXPONENT: u32 = 15;
+    BOUND_EXPONENT.saturating_sub(powers)
+}
+
 /// The largest power by which numbers are multiplied or divided.
 pub const MOST_SHIFT: i32 = 100;
-
-/// The unit of a tensor whose largest sampled number this is: not a number where that is not finite, so that it is not overlooked.
-pub(crate) fn unit(largest: f64, of: DType) -> f64 {
-    unit_below(largest, top_exponent(of))
-}
 
 /// The unit of a norm's result over rows of so many columns, given the largest of its gains and shifts. The bound is computed in f32 and
 /// rounded at every step, so that all devices find the same.
@@ -262,8 +311,8 @@ pub(crate) fn norm_root(columns: usize) -> f32 {
     (columns as f32).sqrt()
 }
 
-/// The unit in which a number comes just below two to a power.
-fn unit_below(largest: f64, top: i32) -> f64 {
+/// The unit in which a number comes just below two to a power: not a number where that number is not finite, so that it is not overlooked.
+pub(crate) fn unit_below(largest: f64, top: i32) -> f64 {
     if largest == 0.0 {
         return 1.0;
     }
@@ -277,6 +326,11 @@ fn unit_below(largest: f64, top: i32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::Mask;
+
+    fn unit(largest: f64, of: DType) -> f64 {
+        unit_below(largest, top_exponent(of))
+    }
 
     #[test]
     fn the_largest_number_comes_just_below_its_place() {
@@ -303,6 +357,20 @@ mod tests {
         }
         assert_eq!(norm_unit(768, 0.0, 0.0), 1.0);
         assert!(norm_unit(768, f64::NAN, 0.0).is_nan() && norm_unit(768, 1.0, f64::INFINITY).is_nan());
+    }
+
+    #[test]
+    fn a_gradient_of_attention_has_room_for_all_positions() {
+        let (mask, products) = (Mask::Causal, DType::BF16);
+        let of =
+            Attention { heads: 1, kv_heads: 1, mask, cached: false, borders: false, window: 0, products };
+        for positions in [64, 192, 1024, 8192] {
+            let copies = QuantisedAttentionGrad { of, sums: None }.copies(positions);
+            let (operand, top) = copies.top();
+            let most = positions as f64 * 0.7 / unit_below(0.7, top);
+            assert_eq!(operand, 1);
+            assert!((4_096.0..57_344.0).contains(&most), "{positions}: {most}");
+        }
     }
 
     #[test]

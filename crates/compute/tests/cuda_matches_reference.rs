@@ -8,7 +8,8 @@ mod cases;
 use cases::{
     Case, Data, Tensor, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads,
     compare_within, eight_bit_heads, embedding_gradients, gelu_products, gelus_worth_timing,
-    products_of_rows, quantised, quantised_norms, quantised_weights, run, scaled_products,
+    products_of_rows, quantised, quantised_attention_grads, quantised_norms, quantised_weights, run,
+    scaled_products,
 };
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, Kernel, quantise::Source,
@@ -240,6 +241,38 @@ fn quantised_norms_are_the_references() {
             let differing = actual.iter().zip(expected).filter(|(a, e)| !is_statistic && a != e).count();
             let name = case.name();
             assert!(100 * differing <= actual.len(), "{differing} of output {output} differ in {name}");
+            for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+                let is_near = (a - e).abs() <= tolerance(*e);
+                assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");
+            }
+        }
+    }
+}
+
+/// The gradient of an attention that is written in eight bits has the reference's unit, numbers that are at most a step away, and sums as
+/// of those before they are rounded.
+#[test]
+fn quantised_gradients_of_attentions_are_the_references() {
+    let Some(mut cuda) = cuda() else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_attention_grads(), of)).concat() {
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        let name = case.name();
+        assert_eq!(first, second, "{name}");
+        let expected = case.expected();
+        assert_eq!(first[0], expected[0], "the unit of {name}");
+        let largest = expected[1].iter().fold(0.0f64, |max, x| max.max(x.abs()));
+        for (output, (actual, expected)) in first.iter().zip(&expected).enumerate().skip(1) {
+            let is_sum = output == 3;
+            let tolerance = |e: f64| {
+                let rows = case.inputs[0].of.shape.rows() as f64;
+                if is_sum {
+                    0.01 * rows.sqrt() * largest * first[0][0]
+                } else {
+                    0.25 * e.abs() + largest / 256.0
+                }
+            };
+            let differing = actual.iter().zip(expected).filter(|(a, e)| !is_sum && a != e).count();
+            assert!(10 * differing <= actual.len(), "{differing} of output {output} differ in {name}");
             for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
                 let is_near = (a - e).abs() <= tolerance(*e);
                 assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");

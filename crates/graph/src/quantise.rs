@@ -4,8 +4,8 @@
 //! transposed one of another. Weights and activations become e4m3, gradients e5m2. A product whose sizes the matrix units do not
 //! take stays as it is. Everything else keeps its type: the results of products, the residual stream, masters and gradients of parameters.
 //!
-//! What is only computed to be quantised is computed on the way: a norm, an activation, its slope, and a bias's gradient, which is a sum
-//! over the same numbers. Where both copies are wanted, the product before an activation or its slope is one kernel with that. Weights
+//! What is only computed to be quantised is computed on the way: a norm, an activation, its slope, the gradient of an attention, and a
+//! bias's gradient, which is a sum over the same numbers. Where both copies are wanted, the product before an activation or its slope is one kernel with that. Weights
 //! are quantised together.
 
 mod weights;
@@ -13,7 +13,7 @@ mod weights;
 use std::collections::BTreeMap;
 
 use ironmill_compute::{
-    DType, GeluProduct, HeadLoss, Kernel, Op, Quantise, QuantisedNorm, TensorType,
+    DType, GeluProduct, HeadLoss, Kernel, Op, Quantise, QuantisedAttentionGrad, QuantisedNorm, TensorType,
     kernel::eight_bit_workspace_rows,
     quantise::{MOST_NORM_COLUMNS, Source, suits},
 };
@@ -50,6 +50,7 @@ pub(crate) fn apply(graph: &mut Graph, takes_head: bool) {
     graph.nodes = pass.finish();
     while fuse_one_source(graph) {}
     while fuse_one_norm(graph) {}
+    while fuse_one_attention(graph) {}
     while fuse_one_product(graph) {}
     weights::gather(graph);
 }
@@ -352,6 +353,30 @@ fn quantised_norm(graph: &Graph, node: usize, y: Tensor) -> Option<QuantisedNorm
     let (columns, gain) = (graph.shape(y).columns(), graph.shape(inputs[norm.before_gain()]));
     let is_whole = columns <= MOST_NORM_COLUMNS && gain.elements() == columns;
     (is_whole && outputs[usize::from(adds)] == y).then_some(norm)
+}
+
+/// The gradient of an attention whose both copies are wanted is written in eight bits where it is computed.
+fn fuse_one_attention(graph: &mut Graph) -> bool {
+    let (readers, producers) = (graph.readers(), producers(graph));
+    for index in 0..graph.nodes.len() {
+        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
+        let d_qkv = graph.nodes[index].inputs[0];
+        let Some(producer) = producers[d_qkv.0] else { continue };
+        let Kernel::JointAttentionGrad(attention) = graph.nodes[producer].kernel else { continue };
+        let is_whole = of.source == Source::Stored && of.of == DType::E5M2 && of.rows && of.columns;
+        let is_only_quantised = readers[d_qkv.0] == [index] && !graph.kept.contains(&d_qkv);
+        if !(is_whole && is_only_quantised && QuantisedAttentionGrad::suits(&attention, graph.shape(d_qkv))) {
+            continue;
+        }
+        let gradient = QuantisedAttentionGrad { of: attention, sums: of.sums };
+        graph.nodes[index].kernel = Kernel::QuantisedAttentionGrad(gradient);
+        graph.nodes[index].inputs = graph.nodes[producer].inputs.clone();
+        graph.nodes[index].stage = graph.nodes[producer].stage;
+        let removed: Vec<bool> = (0..graph.nodes.len()).map(|other| other == producer).collect();
+        remove(graph, &removed);
+        return true;
+    }
+    false
 }
 
 /// A product that is quantised behind an activation, or with its slope, is quantised where it is computed.

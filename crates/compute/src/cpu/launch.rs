@@ -97,6 +97,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GeluProduct(_)
         | Kernel::Guard(_)
@@ -175,6 +176,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GeluProduct(_) => {
             let dtype = operands.input_type(0).dtype;

@@ -92,7 +92,7 @@ pub(super) fn add(
 }
 
 /// The sizes of one attention, and where its heads lie.
-struct Heads {
+pub(super) struct Heads {
     attention: Attention,
     real: DType,
     batch: usize,
@@ -122,7 +122,7 @@ impl Heads {
     }
 
     /// Of queries, keys and values side by side: [B,T,(H + 2·Hkv)·D].
-    fn joint(attention: &Attention, qkv: &View, name: &'static str) -> Result<Self> {
+    pub(super) fn joint(attention: &Attention, qkv: &View, name: &'static str) -> Result<Self> {
         let &[batch, queries, columns] = qkv.of.shape.dims() else { unreachable!("checked at bind") };
         let heads = Heads {
             attention: *attention,
@@ -155,10 +155,18 @@ impl Heads {
 
     /// Where queries, keys and values begin that lie side by side.
     fn parts(&self, qkv: Arg) -> [Arg; 3] {
-        let Arg::Pointer(at) = qkv else { unreachable!("operands have addresses") };
+        self.parts_before().map(|before| qkv.plus(before * self.real.bytes()))
+    }
+
+    /// Elements of a row before its queries, keys and values, where they lie side by side.
+    fn parts_before(&self) -> [usize; 3] {
         let Attention { heads, kv_heads, .. } = self.attention;
-        [0, heads, heads + kv_heads]
-            .map(|before| Arg::Pointer(at + (before * self.size * self.real.bytes()) as u64))
+        [0, heads, heads + kv_heads].map(|before| before * self.size)
+    }
+
+    /// Positions of queries.
+    pub(super) fn positions(&self) -> usize {
+        self.queries
     }
 
     fn group(&self) -> usize {
@@ -198,7 +206,11 @@ impl Heads {
     }
 
     /// Whether `attention_hopper.cu` has kernels for it. `views` are all operands.
-    fn suits_warpgroups<'a>(&self, builder: &Builder<'_>, views: impl IntoIterator<Item = &'a View>) -> bool {
+    pub(super) fn suits_warpgroups<'a>(
+        &self,
+        builder: &Builder<'_>,
+        views: impl IntoIterator<Item = &'a View>,
+    ) -> bool {
         let Attention { cached, borders, window, .. } = self.attention;
         builder.has_warpgroup_products()
             && self.real != DType::F32
@@ -401,7 +413,15 @@ fn backward(
         let [d_out, out, log_sum_exp] =
             [&inputs[0], &extras[0], &extras[1]].map(|view| builder.pointer(view));
         let sums = adds.map(|adds| (&outputs[1..], adds));
-        return warpgroups_backward(builder, heads, parts, [d_out, out, log_sum_exp], sums);
+        let [parts, gradients] = parts;
+        return warpgroups_backward(
+            builder,
+            heads,
+            parts,
+            [d_out, out, log_sum_exp],
+            Gradients::Halves(gradients),
+            sums,
+        );
     }
     backward_by_tiles(builder, heads, parts, operands, extras)?;
     if let Some(add) = adds {
@@ -409,6 +429,48 @@ fn backward(
         rows::add(builder, &sum, &outputs[..1], &outputs[1..])?;
     }
     Ok(())
+}
+
+/// The gradient of heads side by side, `(d_out, qkv, out, log-sum-exp)`, into working memory.
+pub(super) fn backward_joint(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    inputs: &[View],
+    gradient: Arg,
+) -> Result<()> {
+    let parts = [builder.pointer(&inputs[1]), gradient].map(|qkv| heads.parts(qkv));
+    backward(builder, heads, parts, [inputs, &[]], &inputs[2..], None)
+}
+
+/// Where a gradient goes in eight bits: as it stands and transposed, in a unit that follows from what was found of the largest number of
+/// the output's gradient, and from what that comes below.
+pub(super) struct InBytes {
+    pub rows: Arg,
+    pub transposed: Arg,
+    pub partials: Arg,
+    pub unit: Arg,
+    pub top: u32,
+}
+
+/// The same in eight bits, by warpgroups.
+pub(super) fn backward_in_bytes(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    inputs: &[View],
+    to: InBytes,
+    sums: Option<(&[View], bool)>,
+) -> Result<()> {
+    let parts = heads.parts(builder.pointer(&inputs[1]));
+    let known = [0, 2, 3].map(|index| builder.pointer(&inputs[index]));
+    warpgroups_backward(builder, heads, parts, known, Gradients::Bytes(to), sums)
+}
+
+/// Where the gradients of queries, keys and values go.
+enum Gradients {
+    /// As numbers of 16 bits.
+    Halves([Arg; 3]),
+    /// Side by side in eight bits.
+    Bytes(InBytes),
 }
 
 /// The gradients on matrix units that every card has, or on none.
@@ -522,8 +584,9 @@ fn warpgroups_forward(
 fn warpgroups_backward(
     builder: &mut Builder<'_>,
     heads: &Heads,
-    [parts, [d_q, d_k, d_v]]: [[Arg; 3]; 2],
+    parts: [Arg; 3],
     [d_out, out, log_sum_exp]: [Arg; 3],
+    gradients: Gradients,
     sums: Option<(&[View], bool)>,
 ) -> Result<()> {
     let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
@@ -537,25 +600,43 @@ fn warpgroups_backward(
         Some(_) => builder.scratch(chunks * columns * size_of::<f32>()),
         None => Arg::Pointer(0),
     };
-    let [q_sums, k_sums, v_sums] = [0, query_heads, query_heads + kv_heads].map(|before| match sums {
-        Some(_) => partials.plus(before * heads.size * size_of::<f32>()),
+    let [q_sums, k_sums, v_sums] = heads.parts_before().map(|before| match sums {
+        Some(_) => partials.plus(before * size_of::<f32>()),
         None => partials,
     });
-    let mut add = |name, operands: &[Arg], kind: Warpgroups, rows: usize, count: usize, stride: usize| {
+    let mut add = |name, operands: &[Arg], by_keys: bool, last: &[Arg]| {
+        let (kind, rows, count, stride) = if by_keys {
+            (Warpgroups::by_key(heads), heads.keys, kv_heads, heads.kv_stride)
+        } else {
+            (Warpgroups::by_query(heads), heads.queries, query_heads, heads.q_stride)
+        };
         let all_heads = heads.batch * count;
         let mut arguments = operands.to_vec();
         let counts = [heads.queries, heads.keys, query_heads, heads.group(), all_heads, stride, columns];
         arguments.extend(counts.map(Arg::from));
         arguments.extend([heads.causal(), heads.scale()]);
+        arguments.extend_from_slice(last);
         let grid = kind.grid(heads, rows, all_heads);
         builder.give_maps(&tensors)?;
         builder.kernel(Source::AttentionHopper, name, heads.real, &[("HEAD", heads.size)], grid, &arguments)
     };
-    let known = [d_out, out, log_sum_exp, statistics, d_q, q_sums];
-    let (by_query, by_key) = (Warpgroups::by_query(heads), Warpgroups::by_key(heads));
-    add("attention_hopper_d_q", &known, by_query, heads.queries, query_heads, heads.q_stride)?;
-    let known = [statistics, d_k, d_v, k_sums, v_sums];
-    add("attention_hopper_d_kv", &known, by_key, heads.keys, kv_heads, heads.kv_stride)?;
+    let known = [d_out, out, log_sum_exp, statistics];
+    match gradients {
+        Gradients::Halves([d_q, d_k, d_v]) => {
+            add("attention_hopper_d_q", &[&known[..], &[d_q, q_sums]].concat(), false, &[])?;
+            add("attention_hopper_d_kv", &[statistics, d_k, d_v, k_sums, v_sums], true, &[])?;
+        }
+        Gradients::Bytes(InBytes { rows, transposed, partials, unit, top }) => {
+            let positions = heads.batch * heads.queries;
+            let [q, k, v] =
+                heads.parts_before().map(|before| [rows.plus(before), transposed.plus(before * positions)]);
+            let top = Arg::U32(top);
+            let operands = [&known[..], &q, &[q_sums]].concat();
+            add("attention_hopper_d_q_eight", &operands, false, &[partials, unit, top])?;
+            let operands = [&[statistics], &k[..], &v, &[k_sums, v_sums]].concat();
+            add("attention_hopper_d_kv_eight", &operands, true, &[partials, top])?;
+        }
+    }
     match sums {
         Some((to, adds)) => rows::finish_columns(builder, heads.real, partials, to, [chunks, columns], adds),
         None => Ok(()),

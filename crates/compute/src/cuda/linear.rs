@@ -131,6 +131,7 @@ pub(super) fn add(
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GeluProduct(_)
         | Kernel::GlobalNorm

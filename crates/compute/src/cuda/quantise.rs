@@ -1,5 +1,6 @@
 //! Products of eight bits: the kernels that write their factors, and the library's products of them.
 
+mod attention;
 mod gelu;
 mod head;
 mod norm;
@@ -15,7 +16,7 @@ use crate::{
     device::View,
     error::{Error, Result},
     kernel::Kernel,
-    quantise::{Quantise, Source, sample_stride},
+    quantise::{Quantise, Source, bounded_top, sample_stride},
     tensor::{DType, TensorType},
 };
 
@@ -36,6 +37,7 @@ pub(super) fn add(
         Kernel::Quantise(of) => of.of,
         Kernel::QuantiseWeights(_) => DType::E4M3,
         Kernel::QuantisedNorm(of) => of.copies().of,
+        Kernel::QuantisedAttentionGrad(_) => DType::E5M2,
         Kernel::ScaledProduct { .. } => inputs[0].of.dtype,
         Kernel::GeluProduct(_) => inputs[0].of.dtype,
         Kernel::HeadLoss(head) => head.products,
@@ -47,7 +49,8 @@ pub(super) fn add(
     }
     let is_there = match kernel {
         Kernel::Quantise(of) => {
-            let operands: Vec<Arg> = inputs.iter().map(|view| builder.pointer(view)).collect();
+            let operands: Vec<(Arg, usize)> =
+                inputs.iter().map(|view| (builder.pointer(view), view.of.shape.columns())).collect();
             quantise(builder, of, (&operands, inputs[0].of), outputs)?;
             true
         }
@@ -57,6 +60,10 @@ pub(super) fn add(
         }
         Kernel::QuantisedNorm(of) => {
             norm::add(builder, of, inputs, outputs)?;
+            true
+        }
+        Kernel::QuantisedAttentionGrad(of) => {
+            attention::add(builder, of, inputs, outputs)?;
             true
         }
         &Kernel::ScaledProduct { bias, add } => {
@@ -70,20 +77,28 @@ pub(super) fn add(
     if is_there { Ok(true) } else { Err(unsupported()) }
 }
 
-/// Operands of one type become the outputs.
+/// Operands, each with its columns, of as many rows and one type become the outputs.
 fn quantise(
     builder: &mut Builder<'_>,
     of: &Quantise,
-    (operands, x): (&[Arg], TensorType),
+    (operands, x): (&[(Arg, usize)], TensorType),
     outputs: &[View],
 ) -> Result<()> {
     let copies = Copies::new(builder, of, outputs);
     let [rows, columns] = [x.shape.rows(), x.shape.columns()];
-    let matrix = Numbers { source: of.source, operands, real: x.dtype, rows, columns };
-    let Some(adds) = of.sums else { return matrix.quantise(builder, copies, None) };
+    let addresses: Vec<Arg> = operands.iter().map(|&(at, _)| at).collect();
+    let partials = match of.source {
+        Source::Bounded { .. } => {
+            let (at, columns) = operands[1];
+            Sampled::stored(at, x.dtype, rows).largest(builder, columns)?
+        }
+        source => Sampled::every(source, &addresses, x.dtype, rows).largest(builder, columns)?,
+    };
+    let numbers = Numbers { source: of.source, operands: &addresses, real: x.dtype, rows, columns };
+    let Some(adds) = of.sums else { return numbers.write(builder, copies, partials, None) };
     let tiles = rows.div_ceil(TILE);
     let sums = builder.scratch(4 * tiles * columns);
-    matrix.quantise(builder, copies, Some(sums))?;
+    numbers.write(builder, copies, partials, Some(sums))?;
     rows::finish_columns(builder, x.dtype, sums, &outputs[outputs.len() - 1..], [tiles, columns], adds)
 }
 
@@ -122,32 +137,34 @@ impl Copies {
 const NOTHING: Arg = Arg::Pointer(0);
 
 impl Numbers<'_> {
-    /// Looks for the largest number, then writes the copies and, for every tile of rows, the sums of its columns.
-    fn quantise(&self, builder: &mut Builder<'_>, copies: Copies, sums: Option<Arg>) -> Result<()> {
+    /// Writes the copies and, for every tile of rows, the sums of its columns, given what was found of the largest number.
+    fn write(
+        &self,
+        builder: &mut Builder<'_>,
+        copies: Copies,
+        partials: Arg,
+        sums: Option<Arg>,
+    ) -> Result<()> {
         let &Numbers { source, operands, real, rows, columns } = self;
         let name = match (source, copies.of == DType::E5M2) {
             (Source::Stored, false) => "e4m3_stored",
             (Source::Stored, true) => "e5m2_stored",
+            (Source::Bounded { .. }, _) => "e5m2_bounded",
             (Source::Gelu, false) => "e4m3_gelu",
             (Source::Gelu, true) => "e5m2_gelu",
             (Source::GeluGrad, false) => "e4m3_gelu_grad",
             (Source::GeluGrad, true) => "e5m2_gelu_grad",
         };
         let (first, second) = (operands[0], operands.get(1).copied().unwrap_or(NOTHING));
-        let stride = sample_stride(rows);
-        let sampled = Sampled {
-            source,
-            operands: [(first, stride), (second, stride)],
-            real,
-            rows: rows.div_ceil(stride),
-        };
-        let partials = sampled.largest(builder, columns)?;
         let Copies { unit, as_it_is, transposed, .. } = copies;
         let [as_it_is, transposed, sums] = [as_it_is, transposed, sums].map(|at| at.unwrap_or(NOTHING));
-        let arguments =
-            [first, second, partials, unit, as_it_is, transposed, sums, rows.into(), columns.into()];
+        let mut arguments =
+            vec![first, second, partials, unit, as_it_is, transposed, sums, rows.into(), columns.into()];
+        if let Source::Bounded { powers } = source {
+            arguments.push(Arg::U32(bounded_top(powers)));
+        }
         // As many rows to a thread as the kernels say.
-        let threads = if source == Source::Stored { THREADS } else { THREADS / 2 };
+        let threads = if source.op().is_none() { THREADS } else { THREADS / 2 };
         builder.kernel(File::Quantise, name, real, &[], tiles(rows, columns, threads), &arguments)
     }
 }
@@ -161,10 +178,22 @@ struct Sampled {
 }
 
 impl Sampled {
+    /// Of numbers that lie in memory.
+    fn stored(at: Arg, real: DType, rows: usize) -> Self {
+        Sampled::every(Source::Stored, &[at], real, rows)
+    }
+
+    /// Rows in equal steps, of one operand or two.
+    fn every(source: Source, operands: &[Arg], real: DType, rows: usize) -> Self {
+        let stride = sample_stride(rows);
+        let operand = |index: usize| (operands.get(index).copied().unwrap_or(NOTHING), stride);
+        Sampled { source, operands: [operand(0), operand(1)], real, rows: rows.div_ceil(stride) }
+    }
+
     /// Where the kernels that quantise find the largest numbers of some blocks.
     fn largest(&self, builder: &mut Builder<'_>, columns: usize) -> Result<Arg> {
         let name = match self.source {
-            Source::Stored => "largest_stored",
+            Source::Stored | Source::Bounded { .. } => "largest_stored",
             Source::Gelu => "largest_gelu",
             Source::GeluGrad => "largest_gelu_grad",
         };

@@ -89,6 +89,7 @@ pub(super) fn add(
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GeluProduct(_)
         | Kernel::HeadLoss(_) => return Ok(false),

@@ -153,7 +153,9 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::Adjust => update::adjust(inputs, outputs),
         Kernel::Draw(draw) => update::draw(*draw, inputs, outputs),
         Kernel::LogProbabilities(of) => update::log_probabilities(*of, inputs, outputs),
-        Kernel::Quantise(of) if of.is_plain() => quantise::quantise(of, inputs, outputs),
+        Kernel::Quantise(of) if of.source.op().is_none() && of.sums.is_none() => {
+            quantise::quantise(of, inputs, outputs);
+        }
         Kernel::QuantisedNorm(of) if !of.adds => quantise::norm(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),
@@ -184,6 +186,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedAttentionGrad(_)
         | Kernel::GeluProduct(_)
         | Kernel::HeadLoss(_) => {
             return Err(Error::Binding {

@@ -1,13 +1,14 @@
 //! Products of eight bits.
 
 use super::{Tensor, forward};
-use crate::quantise::{Quantise, QuantisedNorm, norm_unit, sample_stride, unit};
+use crate::quantise::{Quantise, QuantisedNorm, norm_unit, sample_stride, unit_below};
 
 /// Numbers in their unit, as they stand and transposed; storing rounds them.
 pub(super) fn quantise(of: &Quantise, inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    let x = inputs[0];
-    let sampled = (0..x.rows()).step_by(sample_stride(x.rows())).flat_map(|row| x.row(row));
-    write_copies(of, x, unit(largest(sampled), of.of), outputs);
+    let (operand, top) = of.top();
+    let y = inputs[operand];
+    let sampled = (0..y.rows()).step_by(sample_stride(y.rows())).flat_map(|row| y.row(row));
+    write_copies(of, inputs[0], unit_below(largest(sampled), top), outputs);
 }
 
 /// A norm's result in the unit that follows from its gains and shifts.

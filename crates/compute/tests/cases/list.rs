@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ironmill_compute::{
     Adam, Attention, DType, Descend, Draw, GeluProduct, Guard, HeadLoss, Kernel, LogProbabilities, LossShape,
-    Mask, NormGrads, Op, Quantise, QuantisedNorm, Sgd, Shape, TensorType, UpdateRange,
-    kernel::eight_bit_workspace_rows, quantise::Source,
+    Mask, NormGrads, Op, Quantise, QuantisedAttentionGrad, QuantisedNorm, Sgd, Shape, TensorType,
+    UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -635,12 +635,60 @@ fn whole_attention(cases: &mut Vec<Case>, [b, t, d]: [usize; 3], attention: Atte
     inputs.splice(1..4, [random(&joint, 1)]);
     let kernel = Kernel::JointAttentionGrad(attention);
     cases.push(Case { kernel, inputs: inputs.clone(), outputs: vec![random(&joint, 9)], terms: t + d });
-    // What a query sees is all the same to sums.
+    // What a query sees is all the same to sums. That those of keys are none holds for true results.
     if attention.window == 0 {
+        inputs.splice(2..4, results_of(attention, &inputs[1], documents(), d));
         let kernel = Kernel::JointAttentionGrads { of: attention, add: b % 2 == 0 };
         let outputs = vec![random(&joint, 9), random(&joint[2..], 10)];
         cases.push(Case { kernel, inputs, outputs, terms: t + d });
     }
+}
+
+/// What an attention over heads of `d` elements side by side gives: the output and its log-sum-exp.
+fn results_of(of: Attention, qkv: &Tensor, borders: Option<Tensor>, d: usize) -> [Tensor; 2] {
+    let &[b, t, _] = qkv.of.shape.dims() else { panic!("samples, positions and columns") };
+    let outputs = [&[b, t, of.heads * d][..], &[b, of.heads, t]].map(|dims| random(dims, 7));
+    let inputs = [qkv.clone()].into_iter().chain(borders).collect();
+    let case = Case { kernel: Kernel::JointAttention(of), inputs, outputs: outputs.to_vec(), terms: t };
+    let mut results = case.expected().into_iter();
+    outputs.map(|output| {
+        let result = results.next().expect("an output").iter().map(|&x| x as f32).collect();
+        Tensor { of: output.of, data: super::Data::Real(result) }
+    })
+}
+
+/// Gradients of attentions that are written in eight bits: grouped heads and single ones, of both sizes, and parts of a block's queries.
+pub fn quantised_attention_grads() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (b, t, d, heads, kv_heads) in
+        [(2, 128, 64, 2, 2), (3, 64, 64, 4, 2), (1, 192, 128, 1, 1), (2, 320, 128, 2, 1)]
+    {
+        for (mask, sums) in [
+            (Mask::Causal, None),
+            (Mask::Causal, Some(false)),
+            (Mask::Causal, Some(true)),
+            (Mask::Full, Some(false)),
+        ] {
+            let of = Attention {
+                heads,
+                kv_heads,
+                mask,
+                cached: false,
+                borders: false,
+                window: 0,
+                products: DType::F32,
+            };
+            let qkv = random(&[b, t, (heads + 2 * kv_heads) * d], 1);
+            let mut inputs = vec![random(&[b, t, heads * d], 4), qkv.clone()];
+            inputs.extend(results_of(of, &qkv, None, d));
+            let kernel = QuantisedAttentionGrad { of, sums };
+            let out = kernel.copies(t).outputs(qkv.of);
+            let outputs = out.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
+            let kernel = Kernel::QuantisedAttentionGrad(kernel);
+            cases.push(Case { kernel, inputs, outputs, terms: t + d });
+        }
+    }
+    cases
 }
 
 /// Plain, each departure alone, and both.

@@ -8,7 +8,7 @@ pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{
     adams_with_copies, eight_bit_heads, embedding_gradients, gelu_products, products_of_rows, quantised,
-    quantised_norms, quantised_weights, scaled_products,
+    quantised_attention_grads, quantised_norms, quantised_weights, scaled_products,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
@@ -300,6 +300,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) | Kernel::QuantiseWeights(_) | Kernel::QuantisedNorm(_) => 0.0,
+        Kernel::QuantisedAttentionGrad(_) => 0.0,
         Kernel::ScaledProduct { .. } | Kernel::GeluProduct(_) => 0.5,
         Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
         Kernel::Momentum { .. } | Kernel::Descend(_) | Kernel::Average { .. } => 4.0,
@@ -341,6 +342,7 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::JointAttentionGrads { .. } => (&[3], &[1]),
         Kernel::LinearGradGelus { .. } => (&[], &[1]),
         Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),
+        Kernel::QuantisedAttentionGrad(_) => (&[3], &[0, 1, 2, 3]),
         Kernel::QuantiseWeights(all) => {
             let outputs = all.iter().map(Quantise::output_count).sum();
             return Some((Vec::new(), (0..outputs).collect()));

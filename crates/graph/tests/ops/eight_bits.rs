@@ -65,6 +65,24 @@ fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_wa
 }
 
 #[test]
+fn the_gradient_of_whole_heads_is_written_in_eight_bits_and_changes_nothing() {
+    for (positions, channels, expected) in [(64, 64, 2), (64, 48, 0), (48, 64, 0)] {
+        let size = Size { positions, channels, heads: 1, vocabulary: 16, ..SIZE };
+        let model = Model::new(size);
+        let mut trial = Trial::new(&model, exact(), &Passes::NONE);
+        let program = trial.compile(model.micro(2, false), &EIGHT);
+        let is_such =
+            |kernel: &&Kernel| matches!(kernel, Kernel::QuantisedAttentionGrad(of) if of.sums.is_some());
+        let count = trial.runtime.kernels(program.id).filter(is_such).count();
+        assert_eq!(count, expected, "{positions} positions, {channels} channels");
+        if expected > 0 {
+            let [plain, eight] = [Passes::NONE, EIGHT].map(|passes| train(&model, exact(), &passes));
+            assert_close("gradients", &eight.gradients, &plain.gradients, 1e-12);
+        }
+    }
+}
+
+#[test]
 fn a_norm_writes_eight_bits_unless_somebody_reads_it_or_a_row_has_several() {
     const COLUMNS: usize = 32;
     let run = |gain: usize, is_kept: bool, passes: &Passes| {

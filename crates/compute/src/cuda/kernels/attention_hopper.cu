@@ -9,9 +9,11 @@
 // work while others begin or end.
 //
 // The backward pass calculates scores again from the log-sum-exp, once by queries and once by keys: every gradient has
-// one owner. Where they are wanted, a warpgroup also leaves the sums of the columns of its gradients, before these are
-// rounded: [64 positions each, columns].
+// one owner, who writes it as numbers of 16 bits or as two copies of eight. Where they are wanted, a warpgroup also
+// leaves the sums of the columns of its gradients, before these are rounded: [64 positions each, columns]. Those of d_k are
+// none: whatever a key adds to the scores of a query in common with all other keys, the softmax takes away again.
 #include "attention_warpgroup.cuh"
+#include "eight_bits.cuh"
 
 #if REAL != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -221,6 +223,82 @@ attention_hopper_forward(MAP q_map, MAP k_map, MAP v_map, real* out, float* log_
                out + ((u64)b * queries * heads + h) * HEAD, (u64)heads * HEAD, own + warp * 16, queries);
 }
 
+// ---- Where gradients go --------------------------------------------------------------------------------------------
+//
+// `store` takes a warpgroup's 64 rows of sums, from `own` of `positions` on, times a factor, to HEAD columns from `column` on,
+// by way of a tile of GROUP_ROWS.
+
+// As numbers of 16 bits, `stride` of them from one position to the next.
+struct Halves {
+    real* to;
+    u32 stride;
+    __device__ __forceinline__ void store(const float (&sums)[HEAD / 2], float factor, unsigned char* tile, int group,
+                                          u32 sample, u32 column, int own, u32 positions) const {
+        int warp = threadIdx.x / 32 % GROUP_WARPS;
+        float factors[2] = {factor, factor};
+        store_sums(sums, factors, shared_address(tile) + warp * 16 * SHEET_ROW_BYTES,
+                   to + (u64)sample * positions * stride + column, stride, own + warp * 16, positions);
+    }
+};
+
+// As bytes of e5m2, as they stand and transposed. Positions come in whole 64s.
+//
+// In shared memory a row of HEAD bytes takes two words more, and its words are exchanged by the eight rows that it belongs to:
+// neither lanes that write pairs of bytes of eight rows meet in a bank, nor those that read a word of every eighth row.
+struct Bytes {
+    unsigned char *rows, *columns;
+    u32 row_stride;
+    u64 column_stride;
+    float scale;
+    static constexpr int WORDS = HEAD / 4, PITCH = WORDS + 2;
+    static_assert(GROUP_ROWS * PITCH * 4 <= TILE_BYTES<GROUP_ROWS>, "a tile has room for the rows");
+    static __device__ __forceinline__ int place(int row, int word) { return row * PITCH + (word ^ row / 16 * 4); }
+
+    __device__ __forceinline__ void store(const float (&sums)[HEAD / 2], float factor, unsigned char* tile, int group,
+                                          u32 sample, u32 column, int own, u32 positions) const {
+        if (own >= (int)positions) return;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, thread = threadIdx.x % GROUP_THREADS;
+        const float by = factor * scale;
+        u32* words = reinterpret_cast<u32*>(tile);
+        u16* pairs = reinterpret_cast<u16*>(tile);
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = warp * 16 + lane / 4 + 8 * half;
+                pairs[place(row, 2 * n + lane % 4 / 2) * 2 + lane % 2] =
+                    two_bytes<true>(sums[4 * n + 2 * half] * by, sums[4 * n + 2 * half + 1] * by);
+            }
+        }
+        group_wait(group);
+        const u64 first = (u64)sample * positions + own;
+#pragma unroll
+        for (int i = 0; i < GROUP_ROWS * WORDS / 2; i += GROUP_THREADS) {
+            const int row = (i + thread) / (WORDS / 2), word = (i + thread) % (WORDS / 2) * 2;
+            *reinterpret_cast<uint2*>(rows + (first + row) * row_stride + column + word * 4) =
+                *reinterpret_cast<const uint2*>(words + place(row, word));
+        }
+        // Of every eight rows four columns.
+#pragma unroll
+        for (int i = 0; i < GROUP_ROWS / 8 * WORDS; i += GROUP_THREADS) {
+            const int row = (i + thread) % 8 * 8, word = (i + thread) / 8;
+            u32 upper[4], lower[4];
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                upper[r] = words[place(row + r, word)];
+                lower[r] = words[place(row + 4 + r, word)];
+            }
+            turn(upper);
+            turn(lower);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                *reinterpret_cast<uint2*>(columns + (column + word * 4 + c) * column_stride + first + row) =
+                    make_uint2(upper[c], lower[c]);
+            }
+        }
+    }
+};
+
 // ---- Backward, by queries ----------------------------------------------------------------------------------------
 //
 // Before its gradient, a warpgroup works out what the backward pass needs of each of its queries, the log-sum-exp in
@@ -235,11 +313,12 @@ constexpr int BY_QUERY_STAGES = HEAD == 64 ? 4 : 3;
 constexpr u32 BY_QUERY_TOGETHER = 32;
 constexpr int OTHERS = 64, OTHERS_TILE = TILE_BYTES<OTHERS>;
 
-extern "C" __global__ void __launch_bounds__(BY_QUERY_GROUPS * GROUP_THREADS, BY_QUERY_BLOCKS)
-attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map,
-                     const real* d_out, const real* out, const float* log_sum_exp, float* statistics, real* d_q,
-                     float* column_sums, u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_heads,
-                     u32 q_stride, u32 columns, u32 causal, float scale) {
+template <class To>
+__device__ __forceinline__ void d_q_of(const TensorMap& d_out_map, const TensorMap& q_map, const TensorMap& k_map,
+                                       const TensorMap& v_map, const real* d_out, const real* out,
+                                       const float* log_sum_exp, float* statistics, To d_q, float* column_sums,
+                                       u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_heads, u32 columns,
+                                       u32 causal, float scale) {
     constexpr int GROUPS = BY_QUERY_GROUPS, STAGES = BY_QUERY_STAGES, WARPS = GROUPS * GROUP_WARPS;
     constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -349,15 +428,34 @@ attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map,
         release(0, tile);
     }
 
-    float factors[2] = {scale, scale};
     group_wait(group);
-    store_sums(sums, factors, q_tile + warp * 16 * SHEET_ROW_BYTES, d_q + (u64)b * queries * q_stride + h * HEAD,
-               q_stride, own + warp * 16, queries);
+    d_q.store(sums, scale, memory + (q_tile - own_tiles), group, b, h * HEAD, own, queries);
     if (column_sums && own < (int)queries) {
         u64 chunk = (u64)b * ((queries + GROUP_ROWS - 1) / GROUP_ROWS) + own / GROUP_ROWS;
         leave_column_sums(sums, scale, memory + (d_out_tile - own_tiles), column_sums + chunk * columns + h * HEAD, group,
                           own + warp * 16, queries);
     }
+}
+
+#define BY_QUERIES extern "C" __global__ void __launch_bounds__(BY_QUERY_GROUPS * GROUP_THREADS, BY_QUERY_BLOCKS)
+
+BY_QUERIES attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const real* d_out, const real* out,
+                                const float* log_sum_exp, float* statistics, real* d_q, float* column_sums, u32 queries,
+                                u32 keys, u32 heads, u32 group_heads, u32 all_heads, u32 stride, u32 columns, u32 causal,
+                                float scale) {
+    d_q_of(d_out_map, q_map, k_map, v_map, d_out, out, log_sum_exp, statistics, Halves{d_q, stride}, column_sums, queries,
+           keys, heads, group_heads, all_heads, columns, causal, scale);
+}
+
+BY_QUERIES attention_hopper_d_q_eight(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const real* d_out, const real* out,
+                                      const float* log_sum_exp, float* statistics, unsigned char* rows,
+                                      unsigned char* transposed, float* column_sums, u32 queries, u32 keys, u32 heads,
+                                      u32 group_heads, u32 all_heads, u32 stride, u32 columns, u32 causal, float scale,
+                                      const u32* partials, float* unit, u32 top) {
+    const Bytes d_q{rows, transposed, stride, (u64)(all_heads / heads) * queries, scale_from<PARTIALS>(partials, top)};
+    if (blockIdx.x == 0 && threadIdx.x == 0) *unit = 1.0f / d_q.scale;
+    d_q_of(d_out_map, q_map, k_map, v_map, d_out, out, log_sum_exp, statistics, d_q, column_sums, queries, keys, heads,
+           group_heads, all_heads, columns, causal, scale);
 }
 
 // ---- Backward, by keys -------------------------------------------------------------------------------------------
@@ -369,10 +467,11 @@ attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map,
 constexpr int BY_KEY_GROUPS = 1, BY_KEY_BLOCKS = HEAD == 64 ? 3 : 2, BY_KEY_STAGES = HEAD == 64 ? 3 : 2;
 constexpr u32 BY_KEY_TOGETHER = 192;
 
-extern "C" __global__ void __launch_bounds__(BY_KEY_GROUPS * GROUP_THREADS, BY_KEY_BLOCKS)
-attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics, real* d_k, real* d_v,
-                      float* k_column_sums, float* v_column_sums, u32 queries, u32 keys, u32 heads, u32 group_heads,
-                      u32 all_kv_heads, u32 kv_stride, u32 columns, u32 causal, float scale) {
+template <class To>
+__device__ __forceinline__ void d_kv_of(const TensorMap& d_out_map, const TensorMap& q_map, const TensorMap& k_map,
+                                        const TensorMap& v_map, const float* statistics, To d_k, To d_v,
+                                        float* k_column_sums, float* v_column_sums, u32 queries, u32 keys, u32 heads,
+                                        u32 group_heads, u32 all_kv_heads, u32 columns, u32 causal, float scale) {
     constexpr int GROUPS = BY_KEY_GROUPS, STAGES = BY_KEY_STAGES;
     constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     constexpr int STATISTICS_BYTES = 2 * OTHERS * sizeof(float);
@@ -498,19 +597,36 @@ attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const floa
         }
     }
 
-    float k_factors[2] = {scale, scale}, v_factors[2] = {1.0f, 1.0f};
-    u64 at = (u64)b * keys * kv_stride + h * HEAD;
     group_wait(group);
-    store_sums(k_sums, k_factors, own_k + warp * 16 * SHEET_ROW_BYTES, d_k + at, kv_stride, own + warp * 16, keys);
-    store_sums(v_sums, v_factors, own_v + warp * 16 * SHEET_ROW_BYTES, d_v + at, kv_stride, own + warp * 16, keys);
+    d_k.store(k_sums, scale, memory + (own_k - own_tiles), group, b, h * HEAD, own, keys);
+    d_v.store(v_sums, 1.0f, memory + (own_v - own_tiles), group, b, h * HEAD, own, keys);
     if (k_column_sums) {
         static_assert(GROUPS == 1, "nobody works on the stages any more");
         u64 chunk = (u64)b * ((keys + GROUP_ROWS - 1) / GROUP_ROWS) + own / GROUP_ROWS, to = chunk * columns + h * HEAD;
-        unsigned char* scratch = memory + (stages - own_tiles);
-        int first = own + warp * 16;
-        leave_column_sums(k_sums, scale, scratch, k_column_sums + to, group, first, keys);
-        leave_column_sums(v_sums, 1.0f, scratch + COLUMN_SUMS_BYTES, v_column_sums + to, group, first, keys);
+        if (threadIdx.x < HEAD) k_column_sums[to + threadIdx.x] = 0.0f;
+        leave_column_sums(v_sums, 1.0f, memory + (stages - own_tiles), v_column_sums + to, group, own + warp * 16, keys);
     }
+}
+
+#define BY_KEYS extern "C" __global__ void __launch_bounds__(BY_KEY_GROUPS * GROUP_THREADS, BY_KEY_BLOCKS)
+
+BY_KEYS attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics, real* d_k, real* d_v,
+                              float* k_column_sums, float* v_column_sums, u32 queries, u32 keys, u32 heads,
+                              u32 group_heads, u32 all_kv_heads, u32 stride, u32 columns, u32 causal, float scale) {
+    d_kv_of(d_out_map, q_map, k_map, v_map, statistics, Halves{d_k, stride}, Halves{d_v, stride}, k_column_sums,
+            v_column_sums, queries, keys, heads, group_heads, all_kv_heads, columns, causal, scale);
+}
+
+BY_KEYS attention_hopper_d_kv_eight(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics,
+                                    unsigned char* k_rows, unsigned char* k_transposed, unsigned char* v_rows,
+                                    unsigned char* v_transposed, float* k_column_sums, float* v_column_sums, u32 queries,
+                                    u32 keys, u32 heads, u32 group_heads, u32 all_kv_heads, u32 stride, u32 columns,
+                                    u32 causal, float scale, const u32* partials, u32 top) {
+    const u64 positions = (u64)(all_kv_heads / (heads / group_heads)) * keys;
+    const float bytes_scale = scale_from<PARTIALS>(partials, top);
+    d_kv_of(d_out_map, q_map, k_map, v_map, statistics, Bytes{k_rows, k_transposed, stride, positions, bytes_scale},
+            Bytes{v_rows, v_transposed, stride, positions, bytes_scale}, k_column_sums, v_column_sums, queries, keys, heads,
+            group_heads, all_kv_heads, columns, causal, scale);
 }
 
 #endif

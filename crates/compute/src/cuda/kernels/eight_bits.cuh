@@ -13,12 +13,15 @@ __device__ __forceinline__ float scale_of(u32 largest, int top) {
     return __uint_as_float((u32)(127 + max(-MOST_SHIFT, min(MOST_SHIFT, shift))) << 23);
 }
 
-// The same from what PARTS blocks left, by a whole warp: e4m3 has room up to 448, e5m2 up to 57,344.
-template <bool E5M2, u32 PARTS> __device__ __forceinline__ float scale_from(const u32* partials) {
+// What the largest of sampled numbers comes below: e4m3 has room up to 448, e5m2 up to 57,344.
+template <bool E5M2> constexpr int SAMPLED_TOP = E5M2 ? 9 : 6;
+
+// The same from what PARTS blocks left, by a whole warp.
+template <u32 PARTS> __device__ __forceinline__ float scale_from(const u32* partials, int top) {
     u32 most = 0;
 #pragma unroll
     for (u32 i = 0; i < PARTS; i += 32) most = max(most, partials[i + threadIdx.x % 32]);
-    return scale_of(__reduce_max_sync(0xffffffffu, most), E5M2 ? 9 : 6);
+    return scale_of(__reduce_max_sync(0xffffffffu, most), top);
 }
 
 // Two numbers as bytes, to nearest; what is too large becomes the largest there is.

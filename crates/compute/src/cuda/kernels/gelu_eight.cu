@@ -228,7 +228,7 @@ struct Units {
 
 template <bool BACKWARD>
 __device__ __forceinline__ Units units_of(const float* left, const float* right, const u32* partials) {
-    float scale = scale_from<BACKWARD, PARTIALS>(partials);
+    float scale = scale_from<PARTIALS>(partials, SAMPLED_TOP<BACKWARD>);
     return {*left * *right * (BACKWARD ? scale : 1.0f), 1.0f / scale};
 }
 

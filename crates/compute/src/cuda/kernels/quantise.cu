@@ -135,7 +135,7 @@ __device__ __forceinline__ u32 place(u32 column, u32 pair) { return column * (TI
 template <Source SOURCE, bool E5M2, u32 PARTS>
 __device__ __forceinline__ void quantise(const real* first, const real* second, const u32* partials, float* unit,
                                          unsigned char* as_it_is, unsigned char* transposed, float* sums, u32 rows,
-                                         u32 columns, const LossRows& loss_rows, u32 across, u32 down) {
+                                         u32 columns, int top, const LossRows& loss_rows, u32 across, u32 down) {
     constexpr int EACH_ROWS = ROWS_EACH<SOURCE>, FOURS = EACH_ROWS / 4;
     constexpr u32 GROUPS = TILE / EACH_ROWS;
     __shared__ __align__(8) u32 tile[TILE * TILE / 4];
@@ -156,7 +156,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
     }
     // All of this was there before the kernel that looks for the largest number began, which is the one before.
     take_turn();
-    const float scale = scale_from<E5M2, PARTS>(partials);
+    const float scale = scale_from<PARTS>(partials, top);
     if (across == 0 && down == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
 
     float total[EACH] = {};
@@ -225,18 +225,26 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
         e4m3_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
         quantise<SOURCE, false, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns,    \
-                                          {}, blockIdx.x, blockIdx.y);                                                 \
+                                          SAMPLED_TOP<false>, {}, blockIdx.x, blockIdx.y);                             \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
         e5m2_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
-        quantise<SOURCE, true, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, {}, \
-                                         blockIdx.x, blockIdx.y);                                                      \
+        quantise<SOURCE, true, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns,     \
+                                         SAMPLED_TOP<true>, {}, blockIdx.x, blockIdx.y);                               \
     }
 
 KERNELS(stored, STORED)
 KERNELS(gelu, GELU)
 KERNELS(gelu_grad, GELU_GRAD)
+
+// Stored numbers whose unit follows from the largest of others, which comes below what the caller says.
+extern "C" __global__ void __launch_bounds__(TILE_THREADS<STORED>)
+    e5m2_bounded(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,
+                 unsigned char* transposed, float* sums, u32 rows, u32 columns, u32 top) {
+    quantise<STORED, true, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, top, {},
+                                     blockIdx.x, blockIdx.y);
+}
 
 // One of many weights: its numbers, where its unit and its copies go, every how many rows one is looked at, and how many tiles those
 // before it take.
@@ -271,7 +279,7 @@ __device__ __forceinline__ void quantise_weights(const Weight* weights, u32 coun
     const u32 tile = blockIdx.x - weight.first_tile, tiles_across = (weight.columns + TILE - 1) / TILE;
     quantise<STORED, false, WEIGHT_PARTIALS>(weight.numbers, nullptr, partials + index * WEIGHT_PARTIALS, weight.unit,
                                              weight.as_it_is, weight.transposed, nullptr, weight.rows, weight.columns,
-                                             {}, tile % tiles_across, tile / tiles_across);
+                                             SAMPLED_TOP<false>, {}, tile % tiles_across, tile / tiles_across);
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS<STORED>, BLOCKS<STORED>)
@@ -295,6 +303,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS<LOSS_GRAD>, BLOCKS<LOS
                    const float* log_sum_exps, const u32* partials, float* unit, unsigned char* as_it_is,
                    unsigned char* transposed, u32 rows, u32 columns, float smoothing, float z_loss) {
     quantise<LOSS_GRAD, true, PARTIALS>(logits, nullptr, partials, unit, as_it_is, transposed, nullptr, rows, columns,
+                                        SAMPLED_TOP<true>,
                                         {targets, weights, d_losses, log_sum_exps, smoothing, z_loss}, blockIdx.x,
                                         blockIdx.y);
 }

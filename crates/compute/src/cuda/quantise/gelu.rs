@@ -41,7 +41,7 @@ fn apart(builder: &mut Builder<'_>, of: GeluProduct, inputs: &[View], outputs: &
             if !builder.product(product)? {
                 return Ok(false);
             }
-            let h = [builder.pointer(&outputs[0])];
+            let h = [(builder.pointer(&outputs[0]), outputs[0].of.shape.columns())];
             quantise(builder, &of.quantise(), (&h, outputs[0].of), &outputs[1..])?;
         }
         GeluProduct::Backward { .. } => {
@@ -50,7 +50,7 @@ fn apart(builder: &mut Builder<'_>, of: GeluProduct, inputs: &[View], outputs: &
             if !builder.product(product(d_y, w, (d, h.of.dtype), false, Epilogue::Nothing))? {
                 return Ok(false);
             }
-            let operands = [builder.pointer(h), d];
+            let operands = [builder.pointer(h), d].map(|at| (at, h.of.shape.columns()));
             quantise(builder, &of.quantise(), (&operands, h.of), outputs)?;
         }
     }

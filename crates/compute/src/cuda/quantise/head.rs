@@ -3,7 +3,7 @@
 //! x and the weight are quantised once. Of a chunk of logits first the losses are taken, then its gradient is computed while it
 //! is quantised, so that it never lies in memory with 16 bits.
 
-use super::{Copies, Numbers, PARTIALS, Rows, THREADS, product, tiles};
+use super::{Copies, Numbers, PARTIALS, Rows, Sampled, THREADS, product, tiles};
 use crate::{
     cuda::{
         blas::Epilogue,
@@ -49,12 +49,12 @@ impl Pair {
 
     /// Fills it from a matrix that lies in memory.
     fn fill(&self, builder: &mut Builder<'_>, view: &View) -> Result<()> {
-        let operands = [builder.pointer(view)];
+        let (operand, real) = (builder.pointer(view), view.of.dtype);
         let Rows { at, of, unit, rows, columns, .. } = self.rows;
-        let numbers =
-            Numbers { source: Source::Stored, operands: &operands, real: view.of.dtype, rows, columns };
+        let partials = Sampled::stored(operand, real, rows).largest(builder, columns)?;
+        let numbers = Numbers { source: Source::Stored, operands: &[operand], real, rows, columns };
         let copies = Copies { of, unit, as_it_is: Some(at), transposed: Some(self.columns.at) };
-        numbers.quantise(builder, copies, None)
+        numbers.write(builder, copies, partials, None)
     }
 
     /// Some of the matrix's rows, which are columns of the transposed copy.
