@@ -30,6 +30,7 @@ pub(super) enum Source {
     BatchRows,
     Quantise,
     QuantiseNorm,
+    QuantiseLoss,
     Attention,
     AttentionDecode,
     DecodeStep,
@@ -41,10 +42,11 @@ pub(super) enum Source {
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 9] = [
+const HEADERS: [(&str, &str); 10] = [
     ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
+    ("loss.cuh", include_str!("kernels/loss.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
     ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
@@ -54,7 +56,7 @@ const HEADERS: [(&str, &str); 9] = [
 ];
 
 impl Source {
-    const ALL: [Source; 23] = [
+    const ALL: [Source; 24] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -69,6 +71,7 @@ impl Source {
         Source::BatchRows,
         Source::Quantise,
         Source::QuantiseNorm,
+        Source::QuantiseLoss,
         Source::Attention,
         Source::AttentionDecode,
         Source::DecodeStep,
@@ -113,7 +116,9 @@ impl Source {
     /// The first compute capability that has the instructions which the file is made of.
     fn oldest_capability(self) -> usize {
         match self {
-            Source::Quantise | Source::QuantiseNorm | Source::GeluEight => EIGHT_BIT_CAPABILITY,
+            Source::Quantise | Source::QuantiseNorm | Source::QuantiseLoss | Source::GeluEight => {
+                EIGHT_BIT_CAPABILITY
+            }
             _ => OLDEST_CAPABILITY,
         }
     }
@@ -131,6 +136,7 @@ impl Source {
             | Source::Update
             | Source::Quantise
             | Source::QuantiseNorm
+            | Source::QuantiseLoss
             | Source::Muon
             | Source::Gemm => true,
             // Some of these start early as well, but each in its own way.
@@ -161,6 +167,7 @@ impl Source {
             Source::Update => "update.cu",
             Source::Quantise => "quantise.cu",
             Source::QuantiseNorm => "quantise_norm.cu",
+            Source::QuantiseLoss => "quantise_loss.cu",
             Source::Muon => "muon.cu",
             Source::Gemm => "gemm.cu",
             Source::FewRows => "few_rows.cu",
@@ -193,6 +200,7 @@ impl Source {
             Source::BatchRows => include_str!("kernels/batch_rows.cu"),
             Source::Quantise => include_str!("kernels/quantise.cu"),
             Source::QuantiseNorm => include_str!("kernels/quantise_norm.cu"),
+            Source::QuantiseLoss => include_str!("kernels/quantise_loss.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
             Source::DecodeStep => include_str!("kernels/decode_step.cu"),

@@ -14,7 +14,7 @@ mod pointwise;
 mod reduce;
 mod update;
 
-pub(super) use loss::{HeadRows, add_head_losses, add_head_rows};
+pub(super) use loss::{HeadRows, add_head_losses, add_head_rows, kept_row_bytes, row_threads};
 pub(super) use reduce::finish_columns;
 
 use super::call::{Arg, Builder, Grid};

@@ -314,10 +314,13 @@ pub fn quantised_norms() -> Vec<Case> {
     cases
 }
 
-/// Heads of eight-bit products, in one chunk and in several.
+/// Heads of eight-bit products, in one chunk and in several; with more rows than a card has in work at a time, and with longer ones than it
+/// keeps.
 pub fn eight_bit_heads() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (n, c, v, chunk_rows) in [(16, 16, 16, 16), (48, 32, 80, 32), (272, 48, 1040, 96)] {
+    let sizes =
+        [(16, 16, 16, 16), (48, 32, 80, 32), (272, 48, 1040, 96), (880, 16, 48, 592), (16, 16, 50_448, 16)];
+    for (n, c, v, chunk_rows) in sizes {
         for (loss, d_input, d_weight) in [
             (LossShape::default(), true, Some(false)),
             (LossShape { label_smoothing: 0.1, z_loss: 1e-3 }, true, Some(true)),

@@ -4,6 +4,18 @@
 // Numbers that those who look for the largest leave, one for each block.
 constexpr u32 PARTIALS = 256;
 
+// Leaves the largest of a block's numbers.
+template <u32 THREADS> __device__ __forceinline__ void leave_largest(u32 most, u32* partial) {
+    __shared__ u32 warps[THREADS / 32];
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        most = __reduce_max_sync(0xffffffffu, threadIdx.x < THREADS / 32 ? warps[threadIdx.x] : 0);
+        if (threadIdx.x == 0) *partial = most;
+    }
+}
+
 // The power of two by which numbers are multiplied when the largest has these bits; `top` is what it comes below.
 __device__ __forceinline__ float scale_of(u32 largest, int top) {
     constexpr int MOST_SHIFT = 100;

@@ -2,26 +2,13 @@
 //
 // A block owns a row. Rows may begin anywhere: a row is a body of whole 16-byte packs between at most WIDTH − 1
 // elements on either side (its edges), of which a thread takes at most one. Pack i belongs to thread i mod blockDim.x.
-// The greatest logit and the sum of exponentials are found in one pass: a thread scales its sum down whenever it meets
-// a greater logit.
 //
 // With label smoothing s and z-loss z the loss is weight·((1 − s)·(lse − logit of target) + s·(lse − mean logit) +
 // z·lse²). An ignored target has no loss and no gradient; one outside the vocabulary is reported.
 #include "prelude.cuh"
+#include "loss.cuh"
 
-constexpr u32 IGNORED = 0xffffffffu;
 constexpr u32 MOST_THREADS = 512;
-
-constexpr float LOG2_E = 1.4426950408889634f;
-
-// e^(x − top) for sums that end in an f32: exact near the top, where the terms count.
-__device__ __forceinline__ float term(float x, float top) {
-#if REAL == 0
-    return expf(x - top);
-#else
-    return power_of_two((x - top) * LOG2_E);
-#endif
-}
 
 // e^(x − base) as exactly as the stored type can show: halves take one multiplication.
 struct Exponent {
@@ -51,53 +38,6 @@ struct Row {
     __device__ __forceinline__ u32 column(u32 pack) const { return before + pack * WIDTH; }
 };
 
-// A row's greatest logit, the logarithm of its exponentials' sum relative to that, and its mean if it is wanted.
-struct Total {
-    float top, log_sum, mean;
-    __device__ __forceinline__ float log_sum_exp() const { return top + log_sum; }
-    __device__ __forceinline__ float loss(float logit, float weight, float smoothing, float z_loss) const {
-        // In this order nothing cancels that the log-sum-exp has lost to rounding.
-        const float plain = (top - logit) + log_sum, spread = (top - mean) + log_sum;
-        const float squared = log_sum_exp() * log_sum_exp();
-        return weight * ((1.0f - smoothing) * plain + smoothing * spread + z_loss * squared);
-    }
-};
-
-// What a pass over logits gathers.
-struct Gathered {
-    float most, exponentials, sum;
-
-    template <int N> __device__ __forceinline__ void add(const float (&x)[N], bool wants_sum) {
-        float greatest = x[0];
-#pragma unroll
-        for (int e = 1; e < N; e++) greatest = fmaxf(greatest, x[e]);
-        if (greatest > most) {
-            exponentials *= term(most, greatest);
-            most = greatest;
-        }
-        // While all logits so far are −∞ their exponentials are 0, whatever they are taken against.
-        const float top = most == minus_infinity() ? 0.0f : most;
-#pragma unroll
-        for (int e = 0; e < N; e++) exponentials += term(x[e], top);
-        if (wants_sum) {
-#pragma unroll
-            for (int e = 0; e < N; e++) sum += x[e];
-        }
-    }
-
-    // What the loss needs of the whole row, in every thread.
-    __device__ __forceinline__ Total finish(u32 columns, bool wants_sum) const {
-        __shared__ float warps[32];
-        Total total;
-        total.top = block_max(most, warps);
-        // A thread without a logit above −∞ has no sum to scale, unless what it met is not a number.
-        const float own = most == minus_infinity() ? exponentials : exponentials * term(most, total.top);
-        total.log_sum = logf(block_sum(own, warps));
-        total.mean = wants_sum ? block_sum(sum, warps) / (float)columns : 0.0f;
-        return total;
-    }
-};
-
 // d logit = scale·(pull·probability − wanted), where the target is wanted with 1 − s and everything with s/V.
 struct Gradient {
     float factor, spread, at_target;
@@ -122,14 +62,6 @@ __device__ __forceinline__ void zero_row(real* to, const Row& row) {
         *reinterpret_cast<uint4*>(to + row.column(pack)) = zeros;
     }
     if (row.has_edge) to[row.edge] = from_float<real>(0.0f);
-}
-
-// Whether a row counts. Says so if its target is in no vocabulary.
-__device__ __forceinline__ bool counts(u32 target, u32 columns, u32* fault) {
-    if (target == IGNORED) return false;
-    if (target < columns) return true;
-    if (threadIdx.x == 0) report_fault(fault, target, columns);
-    return false;
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)

@@ -14,37 +14,13 @@ constexpr u32 THREADS = 512, TILE = 128, EACH = 8;
 // Like PARTIALS for each of many matrices: a lane reads one.
 constexpr u32 WEIGHT_PARTIALS = 32;
 
-enum Source { STORED, GELU, GELU_GRAD, LOSS_GRAD };
+enum Source { STORED, GELU, GELU_GRAD };
 
 // Rows of a thread: more of them keep more on the way where much is calculated. Launchers know how many threads that makes.
 template <Source SOURCE> constexpr int ROWS_EACH = SOURCE == GELU || SOURCE == GELU_GRAD ? 8 : 4;
 template <Source SOURCE> constexpr u32 TILE_THREADS = 16 * TILE / ROWS_EACH<SOURCE>;
 // Blocks of a multiprocessor: as many as registers allow.
-template <Source SOURCE> constexpr int BLOCKS = SOURCE == GELU ? 4 : SOURCE == LOSS_GRAD ? 2 : 3;
-
-constexpr u32 IGNORED = 0xffffffffu;
-constexpr float LOG2_E = 1.4426950408889634f;
-
-// d logit = factor·2^(logit·log₂e + base) − spread, and − at_target where the target is: the gradient of a row's loss. With
-// label smoothing s the target is wanted with 1 − s and everything with s/V.
-struct LossRow {
-    float factor, base, spread, at_target;
-    u32 target;
-};
-// What it is computed from, a number for every row.
-struct LossRows {
-    const u32* targets;
-    const float *weights, *d_losses, *log_sum_exps;
-    float smoothing, z_loss;
-    __device__ __forceinline__ LossRow row(u32 index, u32 columns) const {
-        const u32 target = targets[index];
-        // A row that does not count has no gradient; whoever takes the losses reports a target in no vocabulary.
-        const float scale = target < columns ? weights[index] * d_losses[index] : 0.0f;
-        const float log_sum_exp = log_sum_exps[index];
-        return {scale * (1.0f + 2.0f * z_loss * log_sum_exp), -LOG2_E * log_sum_exp, scale * smoothing / (float)columns,
-                scale * (1.0f - smoothing), target};
-    }
-};
+template <Source SOURCE> constexpr int BLOCKS = SOURCE == GELU ? 4 : 3;
 
 // Eight neighbouring numbers as they are stored.
 struct Eight {
@@ -66,22 +42,8 @@ template <Source SOURCE> struct Numbers {
         first.load(from);
         if constexpr (SOURCE == GELU_GRAD) second.load(other);
     }
-    // `row` belongs to LOSS_GRAD, as does the column of the first number.
-    __device__ __forceinline__ void get(float (&x)[EACH], const LossRow& row, u32 column) const {
+    __device__ __forceinline__ void get(float (&x)[EACH]) const {
         first.get(x);
-        if constexpr (SOURCE == LOSS_GRAD) {
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                float power;
-                asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fmaf(x[e], LOG2_E, row.base)));
-                x[e] = row.factor * power - row.spread;
-            }
-            // Below `column` the difference wraps around to something large.
-            if (row.target - column < EACH) {
-#pragma unroll
-                for (int e = 0; e < EACH; e++) x[e] -= row.target - column == e ? row.at_target : 0.0f;
-            }
-        }
         if constexpr (SOURCE == GELU) {
 #pragma unroll
             for (int e = 0; e < EACH; e++) x[e] = gelu_of(x[e]);
@@ -94,18 +56,6 @@ template <Source SOURCE> struct Numbers {
         }
     }
 };
-
-// Leaves the largest of a block's numbers.
-__device__ __forceinline__ void leave_largest(u32 most, u32* partial) {
-    __shared__ u32 warps[THREADS / 32];
-    most = __reduce_max_sync(0xffffffffu, most);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        most = __reduce_max_sync(0xffffffffu, threadIdx.x < THREADS / 32 ? warps[threadIdx.x] : 0);
-        if (threadIdx.x == 0) *partial = most;
-    }
-}
 
 // What one of PARTS blocks does: it looks at rows that lie so many rows apart in each tensor. The bits of numbers without their signs are
 // in the order of the numbers, and what is not a number comes last.
@@ -120,11 +70,11 @@ __device__ __forceinline__ void largest(const real* first, const real* second, u
         const u64 row = i / packs, column = i % packs * EACH;
         numbers.load(first + row * stride * columns + column, second + row * second_stride * columns + column);
         float x[EACH];
-        numbers.get(x, LossRow(), 0);
+        numbers.get(x);
 #pragma unroll
         for (int e = 0; e < EACH; e++) most = max(most, __float_as_uint(x[e]) & 0x7fffffffu);
     }
-    leave_largest(most, partials + part);
+    leave_largest<THREADS>(most, partials + part);
 }
 
 // Where shared memory has the words of rows 8·pair … 8·pair + 7 of a column. Pairs are exchanged by the column's pack, so
@@ -135,24 +85,18 @@ __device__ __forceinline__ u32 place(u32 column, u32 pair) { return column * (TI
 template <Source SOURCE, bool E5M2, u32 PARTS>
 __device__ __forceinline__ void quantise(const real* first, const real* second, const u32* partials, float* unit,
                                          unsigned char* as_it_is, unsigned char* transposed, float* sums, u32 rows,
-                                         u32 columns, int top, const LossRows& loss_rows, u32 across, u32 down) {
+                                         u32 columns, int top, u32 across, u32 down) {
     constexpr int EACH_ROWS = ROWS_EACH<SOURCE>, FOURS = EACH_ROWS / 4;
     constexpr u32 GROUPS = TILE / EACH_ROWS;
     __shared__ __align__(8) u32 tile[TILE * TILE / 4];
     const u32 pack = threadIdx.x % 16, group = threadIdx.x / 16;
     const u32 column = across * TILE + pack * EACH, first_row = down * TILE;
-    __shared__ LossRow losses[SOURCE == LOSS_GRAD ? TILE : 1];
     Numbers<SOURCE> numbers[EACH_ROWS];
 #pragma unroll
     for (int r = 0; r < EACH_ROWS; r++) {
         const u32 row = first_row + group * EACH_ROWS + r;
         const u64 at = (u64)row * columns + column;
         if (column < columns && row < rows) numbers[r].load(first + at, second + at);
-    }
-    if constexpr (SOURCE == LOSS_GRAD) {
-        const u32 row = first_row + threadIdx.x;
-        if (threadIdx.x < TILE && row < rows) losses[threadIdx.x] = loss_rows.row(row, columns);
-        __syncthreads();
     }
     // All of this was there before the kernel that looks for the largest number began, which is the one before.
     take_turn();
@@ -168,7 +112,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
             const u32 row = first_row + group * EACH_ROWS + four * 4 + r;
             if (column >= columns || row >= rows) continue;
             float x[EACH];
-            numbers[four * 4 + r].get(x, losses[SOURCE == LOSS_GRAD ? row - first_row : 0], column);
+            numbers[four * 4 + r].get(x);
 #pragma unroll
             for (int e = 0; e < EACH; e++) total[e] += x[e];
 #pragma unroll
@@ -225,13 +169,13 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
         e4m3_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
         quantise<SOURCE, false, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns,    \
-                                          SAMPLED_TOP<false>, {}, blockIdx.x, blockIdx.y);                             \
+                                          SAMPLED_TOP<false>, blockIdx.x, blockIdx.y);                                 \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS<SOURCE>, BLOCKS<SOURCE>)                                 \
         e5m2_##name(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,  \
                     unsigned char* transposed, float* sums, u32 rows, u32 columns) {                                   \
         quantise<SOURCE, true, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns,     \
-                                         SAMPLED_TOP<true>, {}, blockIdx.x, blockIdx.y);                               \
+                                         SAMPLED_TOP<true>, blockIdx.x, blockIdx.y);                                   \
     }
 
 KERNELS(stored, STORED)
@@ -242,7 +186,7 @@ KERNELS(gelu_grad, GELU_GRAD)
 extern "C" __global__ void __launch_bounds__(TILE_THREADS<STORED>)
     e5m2_bounded(const real* first, const real* second, const u32* partials, float* unit, unsigned char* as_it_is,
                  unsigned char* transposed, float* sums, u32 rows, u32 columns, u32 top) {
-    quantise<STORED, true, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, top, {},
+    quantise<STORED, true, PARTIALS>(first, second, partials, unit, as_it_is, transposed, sums, rows, columns, top,
                                      blockIdx.x, blockIdx.y);
 }
 
@@ -279,31 +223,10 @@ __device__ __forceinline__ void quantise_weights(const Weight* weights, u32 coun
     const u32 tile = blockIdx.x - weight.first_tile, tiles_across = (weight.columns + TILE - 1) / TILE;
     quantise<STORED, false, WEIGHT_PARTIALS>(weight.numbers, nullptr, partials + index * WEIGHT_PARTIALS, weight.unit,
                                              weight.as_it_is, weight.transposed, nullptr, weight.rows, weight.columns,
-                                             SAMPLED_TOP<false>, {}, tile % tiles_across, tile / tiles_across);
+                                             SAMPLED_TOP<false>, tile % tiles_across, tile / tiles_across);
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS<STORED>, BLOCKS<STORED>)
     e4m3_weights(const Weight* weights, u32 count, const u32* partials) {
     quantise_weights(weights, count, partials);
-}
-
-// No gradient of a logit is larger than its row's share of the loss, but for what a small z-loss adds.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    largest_loss_grad(const u32* targets, const float* weights, const float* d_losses, u32* partials, u32 rows) {
-    take_turn();
-    u32 most = 0;
-    for (u32 row = blockIdx.x * THREADS + threadIdx.x; row < rows; row += PARTIALS * THREADS) {
-        if (targets[row] != IGNORED) most = max(most, __float_as_uint(weights[row] * d_losses[row]) & 0x7fffffffu);
-    }
-    leave_largest(most, partials + blockIdx.x);
-}
-
-extern "C" __global__ void __launch_bounds__(TILE_THREADS<LOSS_GRAD>, BLOCKS<LOSS_GRAD>)
-    e5m2_loss_grad(const real* logits, const u32* targets, const float* weights, const float* d_losses,
-                   const float* log_sum_exps, const u32* partials, float* unit, unsigned char* as_it_is,
-                   unsigned char* transposed, u32 rows, u32 columns, float smoothing, float z_loss) {
-    quantise<LOSS_GRAD, true, PARTIALS>(logits, nullptr, partials, unit, as_it_is, transposed, nullptr, rows, columns,
-                                        SAMPLED_TOP<true>,
-                                        {targets, weights, d_losses, log_sum_exps, smoothing, z_loss}, blockIdx.x,
-                                        blockIdx.y);
 }

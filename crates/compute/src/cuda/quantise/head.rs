@@ -1,15 +1,15 @@
 //! The head with products of eight bits, a few rows of logits at a time.
 //!
-//! x and the weight are quantised once. Of a chunk of logits first the losses are taken, then its gradient is computed while it
-//! is quantised, so that it never lies in memory with 16 bits.
+//! x and the weight are quantised once. Logits of a chunk are read once, for their losses and for the bytes of their gradient, which
+//! never lies in memory with 16 bits; then the bytes are transposed.
 
-use super::{Copies, Numbers, PARTIALS, Rows, Sampled, THREADS, product, tiles};
+use super::{Copies, Numbers, PARTIALS, Rows, Sampled, THREADS, TILE, product, tiles};
 use crate::{
     cuda::{
         blas::Epilogue,
         call::{Arg, Builder, Grid},
         modules::Source as File,
-        rows::{HeadRows, add_head_losses},
+        rows::{HeadRows, add_head_losses, kept_row_bytes, row_threads},
     },
     device::View,
     error::Result,
@@ -105,13 +105,13 @@ pub(super) fn head_loss(
         if !builder.product(product(xs.rows, ws.rows, (logits, real), false, Epilogue::Nothing))? {
             return Ok(false);
         }
-        add_head_losses(builder, &head.loss, &of_rows, log_sum_exps)?;
         if !head.has_gradient() {
+            add_head_losses(builder, &head.loss, &of_rows, log_sum_exps)?;
             continue;
         }
         let mut pieces = Pieces(pieces.0);
         let ds = Pair::new(&mut pieces, DType::E5M2, unit, [count, vocabulary]);
-        quantise_gradient(builder, &head.loss, &of_rows, [log_sum_exps, partials], &ds)?;
+        add_losses_and_gradient(builder, &head.loss, &of_rows, partials, ds.rows)?;
         let out =
             |builder: &Builder<'_>, index: usize| (builder.pointer(&outputs[index]), outputs[index].of.dtype);
         if head.d_input {
@@ -122,6 +122,9 @@ pub(super) fn head_loss(
             }
         }
         if let Some(add) = head.d_weight {
+            let arguments = [ds.rows.at, ds.columns.at, count.into(), vocabulary.into()];
+            let grid = tiles(count, vocabulary, TRANSPOSE_THREADS);
+            builder.kernel(File::QuantiseLoss, "transpose_bytes", real, &[], grid, &arguments)?;
             let out = out(builder, 2 + usize::from(head.d_input));
             let adds = add || start > 0;
             if !builder.product(product(ds.columns, xs.columns, out, adds, Epilogue::Nothing))? {
@@ -132,33 +135,44 @@ pub(super) fn head_loss(
     Ok(true)
 }
 
-/// The gradient of a chunk's logits, from them and their rows' log-sum-exps.
-fn quantise_gradient(
+/// Threads that transpose a tile; see the kernels.
+const TRANSPOSE_THREADS: u32 = (TILE * TILE / 64) as u32;
+/// Blocks of a multiprocessor that keep a row each.
+const ROWS_AT_ONCE: usize = 2;
+
+/// The losses of a chunk and, from the same logits, the bytes of their gradient as it stands.
+fn add_losses_and_gradient(
     builder: &mut Builder<'_>,
     loss: &LossShape,
     chunk: &HeadRows,
-    [log_sum_exps, partials]: [Arg; 2],
-    to: &Pair,
+    partials: Arg,
+    to: Rows,
 ) -> Result<()> {
-    let &HeadRows { logits, of, rows, vocabulary, targets, weights, d_losses, .. } = chunk;
+    let &HeadRows { logits, of, rows, vocabulary, targets, weights, d_losses, losses, .. } = chunk;
     let d_losses = d_losses.unwrap_or(super::NOTHING);
     let arguments = [targets, weights, d_losses, partials, rows.into()];
     let grid = Grid::new(PARTIALS, THREADS);
-    builder.kernel(File::Quantise, "largest_loss_grad", of, &[], grid, &arguments)?;
+    builder.kernel(File::QuantiseLoss, "largest_loss_grad", of, &[], grid, &arguments)?;
     let arguments = [
         logits,
         targets,
         weights,
         d_losses,
-        log_sum_exps,
+        losses,
         partials,
-        to.rows.unit,
-        to.rows.at,
-        to.columns.at,
+        to.unit,
+        to.at,
         rows.into(),
         vocabulary.into(),
         Arg::F32(loss.label_smoothing),
         Arg::F32(loss.z_loss),
+        Arg::Fault,
     ];
-    builder.kernel(File::Quantise, "e5m2_loss_grad", of, &[], tiles(rows, vocabulary, THREADS), &arguments)
+    let kept = kept_row_bytes(of, vocabulary);
+    let name = if kept.is_some() { "e5m2_loss_rows" } else { "e5m2_loss_long_rows" };
+    // A block that keeps its row copies its next one meanwhile. One that keeps nothing has no reason to stay.
+    let blocks =
+        if kept.is_some() { rows.min(ROWS_AT_ONCE * builder.multiprocessors().max(1)) } else { rows };
+    let grid = Grid { shared_bytes: kept.unwrap_or(0), ..Grid::new(blocks, row_threads(of, vocabulary)) };
+    builder.kernel(File::QuantiseLoss, name, of, &[], grid, &arguments)
 }

@@ -17,8 +17,14 @@ use crate::{
 /// Hopper's: 50,304 halves fit.
 const MOST_KEPT_BYTES: usize = 100_864;
 
+/// Dynamic shared memory for a row of logits, where it is small enough to be kept.
+pub(in super::super) fn kept_row_bytes(real: DType, columns: usize) -> Option<u32> {
+    let bytes = columns / width(real) * WIDE_BYTES;
+    (bytes <= MOST_KEPT_BYTES).then_some(bytes as u32)
+}
+
 /// Threads for a row: two packs each, up to half a block.
-fn row_threads(real: DType, columns: usize) -> u32 {
+pub(in super::super) fn row_threads(real: DType, columns: usize) -> u32 {
     columns.div_ceil(2 * width(real)).next_power_of_two().clamp(32, 512) as u32
 }
 
@@ -113,13 +119,10 @@ pub(in super::super) fn add_head_rows(
         Arg::Fault,
     ];
     let mut grid = Grid::new(chunk.rows, row_threads(chunk.of, chunk.vocabulary));
-    let row_bytes = chunk.vocabulary / width(chunk.of) * WIDE_BYTES;
     // Without a gradient nothing is read twice.
-    let is_kept = chunk.d_losses.is_some() && row_bytes <= MOST_KEPT_BYTES;
-    if is_kept {
-        grid.shared_bytes = row_bytes as u32;
-    }
-    let name = if is_kept { "head_loss_rows" } else { "head_loss_long_rows" };
+    let kept = chunk.d_losses.and_then(|_| kept_row_bytes(chunk.of, chunk.vocabulary));
+    grid.shared_bytes = kept.unwrap_or(0);
+    let name = if kept.is_some() { "head_loss_rows" } else { "head_loss_long_rows" };
     builder.kernel(Source::Loss, name, chunk.of, &[], grid, &arguments)
 }
 
