@@ -9,6 +9,7 @@ mod attention;
 mod blas;
 mod branches;
 mod call;
+mod choices;
 mod cudnn;
 mod driver;
 mod gelu;
@@ -16,34 +17,41 @@ mod library;
 mod linear;
 mod milestones;
 mod modules;
+mod numbers;
 mod nvml;
 mod nvrtc;
+mod probe;
 mod quantise;
 mod rows;
+mod sequence;
 mod staging;
 mod step;
 mod symbols;
 
 pub use library::Needed;
 pub use nvml::{Gauge, Reading};
+pub use probe::{CardReport, LibraryReport, compile_all, probe};
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, VecDeque},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use aside::write_aside;
 use blas::Blas;
-use branches::{Branches, Side, Track};
+use branches::{Side, Track};
 use call::{Builder, Call, Machine};
+use choices::{Kept, choices_name, merged};
 use cudnn::Cudnn;
 use driver::{Attribute, Driver};
-use milestones::{Milestone, Patience};
+use milestones::Patience;
 use modules::Modules;
+use numbers::{check_length, decode, encode};
 use nvrtc::Nvrtc;
+use probe::{architecture, capability};
+use sequence::{Filled, InFlight, REPEATS, Sequence, fill};
 use staging::{READ_PIECES, Staging};
 
 use crate::{
@@ -91,96 +99,6 @@ pub enum AttentionBy {
     Cudnn,
 }
 
-/// A library of the vendor's, as `doctor` shows it.
-#[derive(Clone, Debug)]
-pub struct LibraryReport {
-    /// Which.
-    pub needed: Needed,
-    /// Its version and where it was found, or what is wrong.
-    pub found: std::result::Result<String, String>,
-}
-
-/// A card, as `doctor` shows it.
-#[derive(Clone, Debug)]
-pub struct CardReport {
-    /// The card's name.
-    pub name: String,
-    /// Its compute capability, such as 90.
-    pub capability: usize,
-    /// Bytes of its memory.
-    pub memory_bytes: usize,
-    /// Bytes that nobody uses now.
-    pub free_bytes: usize,
-    /// Its multiprocessors.
-    pub multiprocessors: usize,
-}
-
-impl CardReport {
-    /// Whether the card multiplies numbers of eight bits.
-    pub fn has_eight_bit_products(&self) -> bool {
-        self.capability >= EIGHT_BIT_CAPABILITY
-    }
-}
-
-/// What is there, without needing any of it.
-pub fn probe(folders: &[PathBuf]) -> (Vec<LibraryReport>, Vec<CardReport>) {
-    let driver = Driver::open();
-    let described = |result: Result<String>| result.map_err(|error| error.to_string());
-    let libraries = Needed::ALL
-        .into_iter()
-        .map(|needed| {
-            let found = match needed {
-                Needed::Driver => described(match &driver {
-                    Ok(driver) => driver.version().map(|v| format!("CUDA {}.{}", v / 1000, v % 1000 / 10)),
-                    Err(error) => Err(Error::LibraryMissing {
-                        library: needed.name(),
-                        detail: error.to_string(),
-                        advice: needed.advice(),
-                    }),
-                }),
-                Needed::Nvrtc => described(Nvrtc::open(folders).map(|nvrtc| nvrtc.describe())),
-                Needed::Cudnn => described(cudnn::describe(folders)),
-                Needed::BlasLt | Needed::Nvml => match library::open(needed, folders) {
-                    Some(found) => Ok(found.path.display().to_string()),
-                    None => Err(driver::missing(needed, "it was not found").to_string()),
-                },
-            };
-            LibraryReport { needed, found }
-        })
-        .collect();
-    let cards = driver.map(|driver| cards(&driver)).unwrap_or_default();
-    (libraries, cards)
-}
-
-fn cards(driver: &Driver) -> Vec<CardReport> {
-    let card = |ordinal: usize| -> Result<CardReport> {
-        let device = driver.device(ordinal)?;
-        let context = driver.retain_context(device)?;
-        driver.make_current(context)?;
-        let free_bytes = driver.free_memory();
-        driver.release_context(device);
-        Ok(CardReport {
-            name: driver.device_name(device)?,
-            capability: capability(driver, device)?,
-            memory_bytes: driver.total_memory(device)?,
-            free_bytes: free_bytes?,
-            multiprocessors: driver.attribute(device, Attribute::Multiprocessors)?,
-        })
-    };
-    (0..driver.device_count().unwrap_or(0)).filter_map(|ordinal| card(ordinal).ok()).collect()
-}
-
-fn capability(driver: &Driver, device: i32) -> Result<usize> {
-    let major = driver.attribute(device, Attribute::CapabilityMajor)?;
-    Ok(10 * major + driver.attribute(device, Attribute::CapabilityMinor)?)
-}
-
-/// Compiles every kernel in every element type for an architecture such as `sm_90a`, with no card: what `.ci/run` checks.
-/// Returns how many files were compiled.
-pub fn compile_all(folders: &[PathBuf], architecture: &str, cache: Option<&Path>) -> Result<usize> {
-    modules::compile_all(&Nvrtc::open(folders)?, architecture, cache)
-}
-
 /// Held by whoever opens a card, binds or ends. Candidates are timed undisturbed that way, and the vendor's product library fails now
 /// and then where one thread captures while others open it, close it or capture themselves.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -215,45 +133,6 @@ pub struct Cuda {
     _last: LastOut,
 }
 
-/// The file of choices as it was last read or written: those of products, and those of attentions.
-#[derive(Default)]
-struct Kept {
-    products: String,
-    attentions: String,
-}
-
-impl Kept {
-    /// Takes what another file has; what it does not have stays.
-    fn take(&mut self, other: Kept) {
-        for (own, found) in [(&mut self.products, other.products), (&mut self.attentions, other.attentions)] {
-            if !found.is_empty() {
-                *own = found;
-            }
-        }
-    }
-
-    fn new(text: &str) -> Self {
-        let is_heading = |line: &&str| line.split(' ').next() == Some(cudnn::CHOICES);
-        let products: usize =
-            text.split_inclusive('\n').take_while(|line| !is_heading(line)).map(str::len).sum();
-        let (products, attentions) = text.split_at(products);
-        Kept { products: products.into(), attentions: attentions.into() }
-    }
-}
-
-/// Our choices and those of a file, under a heading that names the library's version; those of another version are dropped.
-/// Where both have one, the file's stays.
-fn merged(own: &str, there: &str) -> String {
-    if own.is_empty() || own.lines().next() != there.lines().next() {
-        return if own.is_empty() { there.into() } else { own.into() };
-    }
-    let (heading, _) = own.split_once('\n').unwrap_or((own, ""));
-    let lines = own.lines().chain(there.lines()).filter_map(|line| line.split_once('\t'));
-    let choices: BTreeMap<&str, &str> = lines.collect();
-    let lines: String = choices.iter().map(|(key, choice)| format!("{key}\t{choice}\n")).collect();
-    format!("{heading}\n{lines}")
-}
-
 /// Gives the stream back when everything else is gone. The card's context stays until the process ends: the vendor's libraries keep
 /// state in it that they do not make anew for a second one.
 struct LastOut {
@@ -270,37 +149,6 @@ impl Drop for LastOut {
 struct Buffer {
     address: u64,
     bytes: usize,
-}
-
-/// A bound list of launches.
-struct Sequence {
-    calls: Vec<Call>,
-    /// For every call, where it runs.
-    tracks: Vec<Track>,
-    /// For every launch, the end of its calls.
-    ends: Vec<usize>,
-    buffers: Vec<BufferId>,
-    graph: usize,
-    /// The same of [`REPEATS`] runs, or 0 until they are first wanted.
-    many: usize,
-    scratch: Option<(u64, usize)>,
-    constants: Option<(u64, usize)>,
-    /// What halves of rows keep apart.
-    branches: Option<(u64, usize)>,
-    /// For the room that a run of it waits for.
-    patience: Patience,
-    driver: Arc<Driver>,
-}
-
-impl Drop for Sequence {
-    fn drop(&mut self) {
-        for graph in [self.graph, self.many].into_iter().filter(|&graph| graph != 0) {
-            self.driver.destroy_graph(graph);
-        }
-        for (address, _) in [self.scratch, self.constants, self.branches].into_iter().flatten() {
-            self.driver.free(address);
-        }
-    }
 }
 
 /// Words in which a kernel reports an id that is out of range.
@@ -570,128 +418,6 @@ fn unbound() -> Error {
     Error::Binding { kernel: "run", detail }
 }
 
-/// The name of the file that keeps a card's choices in the kernel cache.
-fn choices_name(card: &str, version: i32) -> String {
-    let card = card.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-    format!("choices-{card}-{version}.txt")
-}
-
-/// Runs that the card was given and may not have ended.
-#[derive(Default)]
-struct InFlight {
-    /// What is passed at the end of each, and how many calls it has, the oldest first.
-    runs: VecDeque<(Milestone, usize)>,
-}
-
-/// Runs of a sequence that one graph holds, where many are wanted: between graphs the card pauses for some microseconds.
-const REPEATS: usize = 8;
-/// How many runs the card may be given ahead: enough to keep it busy.
-const MOST_RUNS: usize = 4;
-/// How many calls of more than two runs may be on the way: the driver spins while it waits for room for more.
-const MOST_CALLS: usize = 1600;
-
-impl InFlight {
-    /// Sleeps until there is room for a run of so many calls.
-    fn wait_for_room(&mut self, calls: usize, staging: &Staging, patience: &mut Patience) -> Result<()> {
-        loop {
-            let on_the_way: usize = self.runs.iter().map(|run| run.1).sum();
-            let is_room =
-                self.runs.len() < 2 || self.runs.len() < MOST_RUNS && on_the_way + calls <= MOST_CALLS;
-            match self.runs.front() {
-                Some((end, _)) if !is_room => staging.wait(*end, patience)?,
-                _ => return Ok(()),
-            }
-            self.runs.pop_front();
-        }
-    }
-
-    /// Counts a run that was just given.
-    fn add(&mut self, calls: usize, staging: &mut Staging) -> Result<()> {
-        self.runs.push_back((staging.mark()?, calls));
-        Ok(())
-    }
-}
-
-/// For every launch the end of its calls, and for every call where it runs.
-#[derive(Default)]
-struct Filled {
-    ends: Vec<usize>,
-    tracks: Vec<Track>,
-}
-
-/// Adds the calls of all launches. Where nobody looks at values afterwards, one call may stand for many launches, or halves of their rows
-/// may run beside each other.
-fn fill(
-    builder: &mut Builder<'_>,
-    launches: &[Launch],
-    for_state: bool,
-    branches: Option<&Branches>,
-) -> Result<Filled> {
-    let mut filled = Filled::default();
-    if for_state && let Some(stood_for) = step::add(builder, launches)? {
-        filled.ends.resize(stood_for, builder.len());
-    } else if let Some(branches) = branches {
-        filled = fill_halves(builder, branches)?;
-    }
-    let first = builder.len();
-    for launch in &launches[filled.ends.len()..] {
-        fill_one(builder, launch)?;
-        filled.ends.push(builder.len());
-    }
-    // Where halves meet there are two kernels before.
-    if filled.tracks.contains(&Track::Half(1)) {
-        builder.start_in_turn(first);
-    }
-    filled.tracks.resize(builder.len(), Track::Trunk);
-    Ok(filled)
-}
-
-/// Adds the calls of both halves, or none where they cannot run beside each other: what needs working memory, as the library's products
-/// do, runs by turns.
-fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled> {
-    let mut filled = Filled::default();
-    for halves in &branches.launches {
-        for (half, launch) in halves.iter().enumerate() {
-            let first = builder.len();
-            fill_one(builder, launch)?;
-            // A kernel that starts early waits for the one before on its own stream alone, and here there is none.
-            if half == 1 && filled.ends.is_empty() {
-                builder.start_in_turn(first);
-            }
-            filled.tracks.resize(builder.len(), Track::Half(half));
-        }
-        filled.ends.push(builder.len());
-    }
-    if builder.has_kernels_alone() && builder.scratch_bytes() == 0 {
-        return Ok(filled);
-    }
-    builder.take_back();
-    Ok(Filled::default())
-}
-
-fn fill_one(builder: &mut Builder<'_>, Launch { kernel, inputs, outputs }: &Launch) -> Result<()> {
-    builder.begin_launch();
-    let is_there = rows::add(builder, kernel, inputs, outputs)?
-        || linear::add(builder, kernel, inputs, outputs)?
-        || quantise::add(builder, kernel, inputs, outputs)?
-        || cudnn::add(builder, kernel, inputs, outputs)?
-        || attention::add(builder, kernel, inputs, outputs)?;
-    if !is_there {
-        let dtype = outputs.first().map_or(DType::F32, |view| view.of.dtype);
-        return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
-    }
-    builder.end_launch(outputs);
-    Ok(())
-}
-
-/// What the compiler calls a capability. Hopper's own instructions need the letter.
-fn architecture(capability: usize) -> String {
-    match capability {
-        90 => "sm_90a".into(),
-        other => format!("sm_{other}"),
-    }
-}
-
 impl Device for Cuda {
     fn name(&self) -> &'static str {
         DEVICE
@@ -893,83 +619,5 @@ impl Drop for Cuda {
             self.driver.destroy_event(event);
         }
         self.driver.free(self.fault);
-    }
-}
-
-fn check_length(view: &View, host: usize) -> Result<()> {
-    let elements = view.of.shape.elements();
-    if elements == host {
-        return Ok(());
-    }
-    let detail = format!("{host} elements for a view of {elements}");
-    Err(Error::Binding { kernel: "download", detail })
-}
-
-/// Writes elements of host data from index `first` on as the device stores them.
-fn encode(dtype: DType, data: HostData<'_>, first: usize, out: &mut [u8]) {
-    // What is stored as it comes is copied in one go.
-    match (dtype, data) {
-        (DType::F32, HostData::F32(data)) => {
-            return out.copy_from_slice(&bytemuck::cast_slice(&data[first..])[..out.len()]);
-        }
-        (DType::U32, HostData::U32(data)) => {
-            return out.copy_from_slice(&bytemuck::cast_slice(&data[first..])[..out.len()]);
-        }
-        _ => {}
-    }
-    fn each<A: Copy, const N: usize>(data: &[A], out: &mut [u8], convert: impl Fn(A) -> [u8; N]) {
-        for (to, &from) in out.chunks_exact_mut(N).zip(data) {
-            to.copy_from_slice(&convert(from));
-        }
-    }
-    fn real<A: Copy>(
-        dtype: DType,
-        data: &[A],
-        out: &mut [u8],
-        single: impl Fn(A) -> f32,
-        index: impl Fn(A) -> u32,
-    ) {
-        match dtype {
-            DType::F32 => each(data, out, |x| single(x).to_le_bytes()),
-            DType::BF16 => each(data, out, |x| half::bf16::from_f32(single(x)).to_le_bytes()),
-            DType::F16 => each(data, out, |x| half::f16::from_f32(single(x)).to_le_bytes()),
-            DType::E4M3 | DType::E5M2 => each(data, out, |x| [quantise::encode(dtype, single(x))]),
-            DType::U32 => each(data, out, |x| index(x).to_le_bytes()),
-        }
-    }
-    match data {
-        HostData::F32(data) => real(dtype, &data[first..], out, |x| x, |x| x as u32),
-        HostData::F64(data) => real(dtype, &data[first..], out, |x| x as f32, |x| x as u32),
-        HostData::U32(data) => real(dtype, &data[first..], out, |x| x as f32, |x| x),
-    }
-}
-
-/// Gives every stored element with its index.
-fn decode(dtype: DType, bytes: &[u8], mut give: impl FnMut(usize, f64)) {
-    let four = |piece: &[u8]| [piece[0], piece[1], piece[2], piece[3]];
-    let two = |piece: &[u8]| [piece[0], piece[1]];
-    for (index, piece) in bytes.chunks_exact(dtype.bytes()).enumerate() {
-        let value = match dtype {
-            DType::F32 => f64::from(f32::from_le_bytes(four(piece))),
-            DType::U32 => f64::from(u32::from_le_bytes(four(piece))),
-            DType::BF16 => half::bf16::from_le_bytes(two(piece)).to_f64(),
-            DType::F16 => half::f16::from_le_bytes(two(piece)).to_f64(),
-            DType::E4M3 | DType::E5M2 => quantise::decode(dtype, piece[0]),
-        };
-        give(index, value);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn choices_of_two_runs_are_kept_together_and_the_earlier_one_stays() {
-        let there = "cublaslt 13\nb\told\nc\t3\n";
-        assert_eq!(merged("cublaslt 13\na\t1\nb\tnew\n", there), "cublaslt 13\na\t1\nb\told\nc\t3\n");
-        assert_eq!(merged("cublaslt 14\na\t1\n", there), "cublaslt 14\na\t1\n");
-        assert_eq!(merged("", there), there);
-        assert_eq!(merged("cublaslt 13\na\t1\n", ""), "cublaslt 13\na\t1\n");
     }
 }

@@ -1,0 +1,160 @@
+//! A bound list of launches: how its calls are collected, what they need, and how many runs of it are on the way.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{
+    DEVICE, attention,
+    branches::{Branches, Track},
+    call::{Builder, Call},
+    cudnn,
+    driver::Driver,
+    linear,
+    milestones::{Milestone, Patience},
+    quantise, rows,
+    staging::Staging,
+    step,
+};
+use crate::{
+    device::{BufferId, Launch},
+    error::{Error, Result},
+    tensor::DType,
+};
+
+/// A bound list of launches.
+pub(super) struct Sequence {
+    pub calls: Vec<Call>,
+    /// For every call, where it runs.
+    pub tracks: Vec<Track>,
+    /// For every launch, the end of its calls.
+    pub ends: Vec<usize>,
+    pub buffers: Vec<BufferId>,
+    pub graph: usize,
+    /// The same of [`REPEATS`] runs, or 0 until they are first wanted.
+    pub many: usize,
+    pub scratch: Option<(u64, usize)>,
+    pub constants: Option<(u64, usize)>,
+    /// What halves of rows keep apart.
+    pub branches: Option<(u64, usize)>,
+    /// For the room that a run of it waits for.
+    pub patience: Patience,
+    pub driver: Arc<Driver>,
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        for graph in [self.graph, self.many].into_iter().filter(|&graph| graph != 0) {
+            self.driver.destroy_graph(graph);
+        }
+        for (address, _) in [self.scratch, self.constants, self.branches].into_iter().flatten() {
+            self.driver.free(address);
+        }
+    }
+}
+
+/// For every launch the end of its calls, and for every call where it runs.
+#[derive(Default)]
+pub(super) struct Filled {
+    pub ends: Vec<usize>,
+    pub tracks: Vec<Track>,
+}
+
+/// Adds the calls of all launches. Where nobody looks at values afterwards, one call may stand for many launches, or halves of their rows
+/// may run beside each other.
+pub(super) fn fill(
+    builder: &mut Builder<'_>,
+    launches: &[Launch],
+    for_state: bool,
+    branches: Option<&Branches>,
+) -> Result<Filled> {
+    let mut filled = Filled::default();
+    if for_state && let Some(stood_for) = step::add(builder, launches)? {
+        filled.ends.resize(stood_for, builder.len());
+    } else if let Some(branches) = branches {
+        filled = fill_halves(builder, branches)?;
+    }
+    let first = builder.len();
+    for launch in &launches[filled.ends.len()..] {
+        fill_one(builder, launch)?;
+        filled.ends.push(builder.len());
+    }
+    // Where halves meet there are two kernels before.
+    if filled.tracks.contains(&Track::Half(1)) {
+        builder.start_in_turn(first);
+    }
+    filled.tracks.resize(builder.len(), Track::Trunk);
+    Ok(filled)
+}
+
+/// Adds the calls of both halves, or none where they cannot run beside each other: what needs working memory, as the library's products
+/// do, runs by turns.
+fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled> {
+    let mut filled = Filled::default();
+    for halves in &branches.launches {
+        for (half, launch) in halves.iter().enumerate() {
+            let first = builder.len();
+            fill_one(builder, launch)?;
+            // A kernel that starts early waits for the one before on its own stream alone, and here there is none.
+            if half == 1 && filled.ends.is_empty() {
+                builder.start_in_turn(first);
+            }
+            filled.tracks.resize(builder.len(), Track::Half(half));
+        }
+        filled.ends.push(builder.len());
+    }
+    if builder.has_kernels_alone() && builder.scratch_bytes() == 0 {
+        return Ok(filled);
+    }
+    builder.take_back();
+    Ok(Filled::default())
+}
+
+fn fill_one(builder: &mut Builder<'_>, Launch { kernel, inputs, outputs }: &Launch) -> Result<()> {
+    builder.begin_launch();
+    let is_there = rows::add(builder, kernel, inputs, outputs)?
+        || linear::add(builder, kernel, inputs, outputs)?
+        || quantise::add(builder, kernel, inputs, outputs)?
+        || cudnn::add(builder, kernel, inputs, outputs)?
+        || attention::add(builder, kernel, inputs, outputs)?;
+    if !is_there {
+        let dtype = outputs.first().map_or(DType::F32, |view| view.of.dtype);
+        return Err(Error::Unsupported { device: DEVICE, kernel: kernel.name(), dtype });
+    }
+    builder.end_launch(outputs);
+    Ok(())
+}
+
+/// Runs that the card was given and may not have ended.
+#[derive(Default)]
+pub(super) struct InFlight {
+    /// What is passed at the end of each, and how many calls it has, the oldest first.
+    runs: VecDeque<(Milestone, usize)>,
+}
+
+/// Runs of a sequence that one graph holds, where many are wanted: between graphs the card pauses for some microseconds.
+pub(super) const REPEATS: usize = 8;
+/// How many runs the card may be given ahead: enough to keep it busy.
+const MOST_RUNS: usize = 4;
+/// How many calls of more than two runs may be on the way: the driver spins while it waits for room for more.
+const MOST_CALLS: usize = 1600;
+
+impl InFlight {
+    /// Sleeps until there is room for a run of so many calls.
+    pub fn wait_for_room(&mut self, calls: usize, staging: &Staging, patience: &mut Patience) -> Result<()> {
+        loop {
+            let on_the_way: usize = self.runs.iter().map(|run| run.1).sum();
+            let is_room =
+                self.runs.len() < 2 || self.runs.len() < MOST_RUNS && on_the_way + calls <= MOST_CALLS;
+            match self.runs.front() {
+                Some((end, _)) if !is_room => staging.wait(*end, patience)?,
+                _ => return Ok(()),
+            }
+            self.runs.pop_front();
+        }
+    }
+
+    /// Counts a run that was just given.
+    pub fn add(&mut self, calls: usize, staging: &mut Staging) -> Result<()> {
+        self.runs.push_back((staging.mark()?, calls));
+        Ok(())
+    }
+}
