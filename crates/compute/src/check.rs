@@ -239,15 +239,7 @@ impl Rule<'_> {
             Kernel::Quantise(of) => self.quantise(of),
             Kernel::QuantiseWeights(all) => self.quantise_weights(all),
             Kernel::QuantisedNorm(of) => self.quantised_norm(of),
-            Kernel::QuantisedAttentionGrad(of) => {
-                let copies =
-                    of.copies(inputs.get(1).map_or(0, |qkv| qkv.shape.dims().get(1).copied().unwrap_or(0)));
-                self.count(4, copies.output_count())?;
-                let suits = QuantisedAttentionGrad::suits(&of.of, inputs[1].shape);
-                self.ensure(suits, "heads must have 64 or 128 elements, positions be multiples of 64, and the attention plain")?;
-                self.joint_grad(&of.of)?;
-                self.outputs(&copies.outputs(inputs[1]))
-            }
+            Kernel::QuantisedAttentionGrad(of) => self.quantised_attention_grad(of),
             Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
             Kernel::GeluProduct(of) => self.gelu_product(of),
             Kernel::GlobalNorm => {
@@ -418,6 +410,17 @@ impl Rule<'_> {
         self.ensure(is_whole, "a gain must be as long as a row, and that no longer than a warp can keep")?;
         self.ensure(quantise::suits(x.shape), "rows and columns must be multiples of 16")?;
         self.outputs(&of.outputs(self.inputs)?)
+    }
+
+    fn quantised_attention_grad(&self, of: &QuantisedAttentionGrad) -> Result<()> {
+        self.count(4, of.copies(1).output_count())?;
+        let qkv = self.inputs[1];
+        self.ensure(
+            QuantisedAttentionGrad::suits(&of.of, qkv.shape),
+            "heads must have 64 or 128 elements, positions be multiples of 64, and the attention plain",
+        )?;
+        self.joint_grad(&of.of)?;
+        self.outputs(&of.copies(qkv.shape.dims()[1]).outputs(qkv))
     }
 
     /// The third operand is a bias of x.
