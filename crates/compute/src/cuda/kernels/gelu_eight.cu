@@ -420,23 +420,12 @@ __device__ __forceinline__ void multiply_all(const Plan& plan, const Stages& rin
     u32 tiles = plan.tiles();
     Sums sums;
     for (u32 tile = team; tile < tiles; tile += TEAMS) {
-        Place<STAGES> at(tile * steps);
-        turn_wait<TEAM_THREADS>(team);
-        u32 before = 0;
-        for (u32 step = 0; step < steps; step++) {
-            barrier_wait(ring.full(at.stage), at.round % 2);
-            products_begin();
-            multiply_stage<BACKWARD>(sums, stages + at.stage * STAGE_BYTES, own.half, step == 0);
-            products_commit();
-            if (step + 1 == steps && tile + 1 < tiles) turn_give<TEAM_THREADS>(1 - team);
-            products_wait<1>();
-            if (step > 0) release(before);
-            before = at.stage;
-            at.next();
-        }
-        products_wait<0>();
+        auto multiply = [&](u32 stage, bool begins) {
+            multiply_stage<BACKWARD>(sums, stages + stage * STAGE_BYTES, own.half, begins);
+        };
+        u32 last = multiply_in_turn<TEAM_THREADS, STAGES>(ring, team, tile, tiles, steps, multiply, release);
         pin(sums);
-        release(before);
+        release(last);
         if constexpr (BACKWARD) {
             finish_backward(sums, kept, units, to.column_sums != nullptr, ring, tile / TEAMS, team);
         } else {

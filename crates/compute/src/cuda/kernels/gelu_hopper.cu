@@ -271,24 +271,13 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
         if (group == 1) turn_give<GROUP_THREADS>(0);
         Sums sums;
         for (u32 tile = group; tile < tiles; tile += CONSUMERS) {
-            Place<STAGES> at(tile * steps);
-            turn_wait<GROUP_THREADS>(group);
-            u32 before = 0;
-            for (u32 step = 0; step < steps; step++) {
-                barrier_wait(ring.full(at.stage), at.round % 2);
-                products_begin();
-                multiply_stage<BACKWARD>(sums, stages + at.stage * STAGE_BYTES, step == 0);
-                products_commit();
-                if (step + 1 == steps && tile + 1 < tiles) turn_give<GROUP_THREADS>(1 - group);
-                products_wait<1>();
-                if (step > 0) release(before);
-                before = at.stage;
-                at.next();
-            }
-            products_wait<0>();
+            auto multiply = [&](u32 stage, bool begins) {
+                multiply_stage<BACKWARD>(sums, stages + stage * STAGE_BYTES, begins);
+            };
+            u32 last = multiply_in_turn<GROUP_THREADS, STAGES>(ring, group, tile, tiles, steps, multiply, release);
             pin(sums[0]);
             pin(sums[1]);
-            release(before);
+            release(last);
             u32 row, column;
             plan.place(tile, row, column);
             if constexpr (BACKWARD) {
