@@ -191,7 +191,7 @@ fn quantised_numbers_are_the_references() {
             let is_sum = of.sums.is_some() && output + 1 == first.len();
             let tolerance = |e: f64| match (is_sum, of.source) {
                 (true, _) => 0.01 * (case.terms as f64).sqrt(),
-                (false, Source::Stored) => 0.0,
+                (false, Source::Stored | Source::Bounded { .. }) => 0.0,
                 (false, _) => step * e.abs() + 2f64.powi(-9),
             };
             // What was rounded to 16 bits on the way lies nearer to the middle than that in one of some twenty numbers.

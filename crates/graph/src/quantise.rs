@@ -8,18 +8,19 @@
 //! bias's gradient, which is a sum over the same numbers. Where both copies are wanted, the product before an activation or its slope is one kernel with that. Weights
 //! are quantised together.
 
+mod producers;
 mod weights;
 
 use std::collections::BTreeMap;
 
 use ironmill_compute::{
-    DType, GeluProduct, HeadLoss, Kernel, Op, Quantise, QuantisedAttentionGrad, QuantisedNorm, TensorType,
+    DType, HeadLoss, Kernel, Op, Quantise, TensorType,
     kernel::eight_bit_workspace_rows,
-    quantise::{MOST_NORM_COLUMNS, Source, suits},
+    quantise::{Source, suits},
 };
 
 use crate::{
-    fuse::{producers, remove, touches},
+    fuse::touches,
     graph::{Graph, Node, Tensor},
     stage::Stage,
 };
@@ -48,10 +49,7 @@ pub(crate) fn apply(graph: &mut Graph, takes_head: bool) {
         pass.add(graph, node);
     }
     graph.nodes = pass.finish();
-    while fuse_one_source(graph) {}
-    while fuse_one_norm(graph) {}
-    while fuse_one_attention(graph) {}
-    while fuse_one_product(graph) {}
+    producers::fuse(graph);
     weights::gather(graph);
 }
 
@@ -288,129 +286,4 @@ impl Copies {
         let outputs = [Some(unit), rows, columns, sums.map(|(state, _)| state)];
         Node { kernel, inputs: vec![tensor], outputs: outputs.into_iter().flatten().collect(), stage }
     }
-}
-
-/// What only goes into a quantised copy is computed on the way there.
-fn fuse_one_source(graph: &mut Graph) -> bool {
-    let (readers, producers) = (graph.readers(), producers(graph));
-    for index in 0..graph.nodes.len() {
-        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
-        let tensor = graph.nodes[index].inputs[0];
-        let Some(producer) = producers[tensor.0] else { continue };
-        let source = match graph.nodes[producer].kernel {
-            Kernel::Op(Op::Gelu) => Source::Gelu,
-            Kernel::Op(Op::GeluGrad) => Source::GeluGrad,
-            _ => continue,
-        };
-        if of.source != Source::Stored || readers[tensor.0] != [index] || graph.kept.contains(&tensor) {
-            continue;
-        }
-        graph.nodes[index].inputs = graph.nodes[producer].inputs.clone();
-        graph.nodes[index].kernel = Kernel::Quantise(Quantise { source, ..of });
-        let removed: Vec<bool> = (0..graph.nodes.len()).map(|other| other == producer).collect();
-        remove(graph, &removed);
-        return true;
-    }
-    false
-}
-
-/// A norm whose result only goes into quantised copies writes those itself, where it was.
-fn fuse_one_norm(graph: &mut Graph) -> bool {
-    let (readers, producers) = (graph.readers(), producers(graph));
-    for index in 0..graph.nodes.len() {
-        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
-        let y = graph.nodes[index].inputs[0];
-        let Some(producer) = producers[y.0] else { continue };
-        let Some(norm) = quantised_norm(graph, producer, y) else { continue };
-        let fits = of.is_plain() && of.of == norm.copies().of;
-        if !fits || readers[y.0] != [index] || graph.kept.contains(&y) {
-            continue;
-        }
-        let copies = graph.nodes.remove(index).outputs;
-        let node = &mut graph.nodes[producer];
-        node.kernel = Kernel::QuantisedNorm(QuantisedNorm { rows: of.rows, columns: of.columns, ..norm });
-        node.outputs.retain(|&output| output != y);
-        node.outputs.extend(copies);
-        return true;
-    }
-    false
-}
-
-/// What a node becomes that writes y in eight bits, if y is the result of a norm over rows that are not too long for that.
-fn quantised_norm(graph: &Graph, node: usize, y: Tensor) -> Option<QuantisedNorm> {
-    let Node { kernel, inputs, outputs, .. } = &graph.nodes[node];
-    let (centred, shift, eps, adds) = match *kernel {
-        Kernel::Op(Op::LayerNorm { eps, bias }) => (true, bias, eps, false),
-        Kernel::AddLayerNorm { eps, bias: shift } | Kernel::AddBiasedLayerNorm { eps, shift } => {
-            (true, shift, eps, true)
-        }
-        Kernel::Op(Op::RmsNorm { eps }) => (false, false, eps, false),
-        Kernel::AddRmsNorm { eps } => (false, false, eps, true),
-        _ => return None,
-    };
-    let bias = matches!(kernel, Kernel::AddBiasedLayerNorm { .. });
-    let norm = QuantisedNorm { centred, shift, eps, adds, bias, rows: true, columns: true };
-    let (columns, gain) = (graph.shape(y).columns(), graph.shape(inputs[norm.before_gain()]));
-    let is_whole = columns <= MOST_NORM_COLUMNS && gain.elements() == columns;
-    (is_whole && outputs[usize::from(adds)] == y).then_some(norm)
-}
-
-/// The gradient of an attention whose both copies are wanted is written in eight bits where it is computed.
-fn fuse_one_attention(graph: &mut Graph) -> bool {
-    let (readers, producers) = (graph.readers(), producers(graph));
-    for index in 0..graph.nodes.len() {
-        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
-        let d_qkv = graph.nodes[index].inputs[0];
-        let Some(producer) = producers[d_qkv.0] else { continue };
-        let Kernel::JointAttentionGrad(attention) = graph.nodes[producer].kernel else { continue };
-        let is_whole = of.source == Source::Stored && of.of == DType::E5M2 && of.rows && of.columns;
-        let is_only_quantised = readers[d_qkv.0] == [index] && !graph.kept.contains(&d_qkv);
-        if !(is_whole && is_only_quantised && QuantisedAttentionGrad::suits(&attention, graph.shape(d_qkv))) {
-            continue;
-        }
-        let gradient = QuantisedAttentionGrad { of: attention, sums: of.sums };
-        graph.nodes[index].kernel = Kernel::QuantisedAttentionGrad(gradient);
-        graph.nodes[index].inputs = graph.nodes[producer].inputs.clone();
-        graph.nodes[index].stage = graph.nodes[producer].stage;
-        let removed: Vec<bool> = (0..graph.nodes.len()).map(|other| other == producer).collect();
-        remove(graph, &removed);
-        return true;
-    }
-    false
-}
-
-/// A product that is quantised behind an activation, or with its slope, is quantised where it is computed.
-fn fuse_one_product(graph: &mut Graph) -> bool {
-    let (readers, producers) = (graph.readers(), producers(graph));
-    for index in 0..graph.nodes.len() {
-        let Kernel::Quantise(of) = graph.nodes[index].kernel else { continue };
-        let Some(&result) = graph.nodes[index].inputs.last() else { continue };
-        let Some(producer) = producers[result.0] else { continue };
-        let Kernel::ScaledProduct { bias, add: false } = graph.nodes[producer].kernel else { continue };
-        let is_only_quantised = readers[result.0] == [index] && !graph.kept.contains(&result);
-        let product = match of.source {
-            // The product moves to where it is quantised, so nobody may read it before.
-            Source::Gelu if readers[result.0].iter().all(|&reader| reader >= index) => {
-                GeluProduct::Forward { bias }
-            }
-            Source::GeluGrad if !bias && is_only_quantised => GeluProduct::Backward { sums: of.sums },
-            _ => continue,
-        };
-        let mut inputs = graph.nodes[producer].inputs.clone();
-        let is_narrow = graph.info(inputs[0]).of.dtype == of.of;
-        if product.quantise() != of || !is_narrow {
-            continue;
-        }
-        let node = &mut graph.nodes[index];
-        match product {
-            GeluProduct::Forward { .. } => node.outputs.insert(0, result),
-            GeluProduct::Backward { .. } => inputs.push(node.inputs[0]),
-        }
-        node.kernel = Kernel::GeluProduct(product);
-        node.inputs = inputs;
-        let removed: Vec<bool> = (0..graph.nodes.len()).map(|other| other == producer).collect();
-        remove(graph, &removed);
-        return true;
-    }
-    false
 }

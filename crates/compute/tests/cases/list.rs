@@ -244,6 +244,7 @@ pub fn quantised() -> Vec<Case> {
             (DType::E4M3, Source::Gelu),
             (DType::E5M2, Source::Stored),
             (DType::E5M2, Source::GeluGrad),
+            (DType::E5M2, Source::Bounded { powers: 6 }),
         ] {
             let inputs: Vec<_> = (1..=source.operands() as u32).map(|salt| random(dims, salt)).collect();
             for (rows, columns, sums) in [
