@@ -238,6 +238,15 @@ impl Rule<'_> {
             Kernel::HeadLoss(head) => self.head(head),
             Kernel::Quantise(of) => self.quantise(of),
             Kernel::QuantiseWeights(all) => self.quantise_weights(all),
+            Kernel::RoundTargets => {
+                self.count(2, 1)?;
+                let is_index = inputs[1].dtype == DType::U32;
+                self.ensure(
+                    is_index && inputs[1].shape.elements() == inputs[0].shape.rows(),
+                    "there must be a target for every row",
+                )?;
+                self.outputs(&inputs[..1])
+            }
             Kernel::QuantisedNorm(of) => self.quantised_norm(of),
             Kernel::QuantisedAttentionGrad(of) => self.quantised_attention_grad(of),
             Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
@@ -523,6 +532,14 @@ impl Rule<'_> {
             && !stored.contains(&products)
         {
             return Err(Error::Unsupported { device, kernel: self.kernel.name(), dtype: products });
+        }
+        // A step of such heads that the reference alone takes by itself.
+        if *self.kernel == Kernel::RoundTargets {
+            return Err(Error::Unsupported {
+                device,
+                kernel: self.kernel.name(),
+                dtype: self.inputs[0].dtype,
+            });
         }
         let operands = self.inputs.iter().enumerate();
         let operands = operands.filter(|&(i, of)| !self.is_copied_weight(all.weights, Some(i), of));

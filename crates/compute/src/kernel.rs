@@ -123,6 +123,10 @@ pub enum Kernel {
     Quantise(Quantise),
     /// Weights on their way to products of eight bits, many at a time: `(w, …) → for each in turn what it gives alone, in e4m3`.
     QuantiseWeights(Arc<[Quantise]>),
+    /// `(d_logits [N,V], targets [N]) → d_logits`, where each row's number at its target is rounded to the bits of e5m2, up or down by the
+    /// row's place. To nearest, −(1 − p) would become −1 for every unlikely target, and the weight's gradient would add that error up over
+    /// all rows of a token. A step of heads with products of eight bits: a card takes it while it writes their gradient's bytes.
+    RoundTargets,
     /// A norm on its way to products of eight bits. See [`QuantisedNorm`].
     QuantisedNorm(QuantisedNorm),
     /// The gradient of an attention on its way to products of eight bits. See [`QuantisedAttentionGrad`].
@@ -259,6 +263,7 @@ impl Kernel {
             Kernel::HeadLoss(_) => "head_loss",
             Kernel::Quantise(of) => of.name(),
             Kernel::QuantiseWeights(_) => "quantise_weights",
+            Kernel::RoundTargets => "round_targets",
             Kernel::QuantisedNorm(of) => of.name(),
             Kernel::QuantisedAttentionGrad(_) => "quantise_attention_grad",
             Kernel::ScaledProduct { .. } => "scaled_product",
@@ -480,6 +485,7 @@ impl Kernel {
             Kernel::GeluProduct(of) => expand_gelu_product(&mut expansion, of, inputs, outputs),
             Kernel::Op(_)
             | Kernel::Quantise(_)
+            | Kernel::RoundTargets
             | Kernel::QuantisedNorm(_)
             | Kernel::ScaledProduct { .. }
             | Kernel::Cast
@@ -654,10 +660,11 @@ fn expand_eight_bit_head(expansion: &mut Expansion, head: &HeadLoss, inputs: &[T
     if !head.has_gradient() {
         return;
     }
-    let d_logits = expansion.temporary(logits_type);
+    let [d_logits, rounded] = [logits_type; 2].map(|of| expansion.temporary(of));
     let operands = vec![logits, Input(2), Input(3), log_sum_exp, Input(4)];
     expansion.step(Kernel::Op(Op::CrossEntropyGrad(head.loss)), operands, vec![d_logits]);
-    let [d_unit, d_rows, d_columns] = expand_copies(expansion, d_logits, logits_type, DType::E5M2);
+    expansion.step(Kernel::RoundTargets, vec![d_logits, Input(2)], vec![rounded]);
+    let [d_unit, d_rows, d_columns] = expand_copies(expansion, rounded, logits_type, DType::E5M2);
     if head.d_input {
         expansion.step(product.clone(), vec![d_rows, d_unit, w_columns, w_unit], vec![Output(2)]);
     }

@@ -296,6 +296,23 @@ pub(crate) fn bounded_top(powers: u32) -> u32 {
     BOUND_EXPONENT.saturating_sub(powers)
 }
 
+/// A number rounded to the bits of e5m2, away from zero where what they leave over and the row's share of a whole together reach one.
+/// Shares of neighbouring rows are as far apart as can be (steps of the golden ratio), so over some rows the errors add up to nothing.
+pub(crate) fn round_by_place(x: f64, row: usize) -> f64 {
+    const BITS: i32 = 2;
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    let exponent = (x.to_bits() >> 52 & 0x7FF) as i32 - 1023;
+    let step = 2f64.powi(exponent - BITS);
+    // As many bits as an f32 has behind those of e5m2, which is what a card works with.
+    let share = f64::from((row as u32).wrapping_mul(GOLDEN_STEP) >> 11) / f64::from(1 << 21);
+    ((x.abs() / step + share).floor() * step).copysign(x)
+}
+
+/// 2³² divided by the golden ratio.
+const GOLDEN_STEP: u32 = 0x9E37_79B9;
+
 /// The largest power by which numbers are multiplied or divided.
 pub const MOST_SHIFT: i32 = 100;
 
@@ -371,6 +388,17 @@ mod tests {
             assert_eq!(operand, 1);
             assert!((4_096.0..57_344.0).contains(&most), "{positions}: {most}");
         }
+    }
+
+    #[test]
+    fn rounded_by_place_numbers_are_right_on_average() {
+        const ROWS: usize = 1000;
+        for x in [-0.96875, -0.9, 0.3, 1.26, 5.0, 0.0, -1.9999] {
+            let mean = (0..ROWS).map(|row| round_by_place(x, row)).sum::<f64>() / ROWS as f64;
+            assert!((mean - x).abs() <= 2e-3 * x.abs(), "{x}: {mean}");
+        }
+        assert_eq!([0, 7].map(|row| round_by_place(-0.875, row)), [-0.875; 2]);
+        assert_eq!(round_by_place(f64::NEG_INFINITY, 3), f64::NEG_INFINITY);
     }
 
     #[test]

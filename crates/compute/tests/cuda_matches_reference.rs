@@ -6,10 +6,10 @@
 mod cases;
 
 use cases::{
-    Case, Data, Tensor, adams_with_copies, all, attentions_in_whole_tiles, attentions_of_wide_heads,
-    compare_within, eight_bit_heads, embedding_gradients, gelu_products, gelus_worth_timing,
-    products_of_rows, quantised, quantised_attention_grads, quantised_norms, quantised_weights, run,
-    scaled_products,
+    Case, Data, Tensor, UNLIKELY, adams_with_copies, all, attentions_in_whole_tiles,
+    attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gelu_products,
+    gelus_worth_timing, products_of_rows, quantised, quantised_attention_grads, quantised_norms,
+    quantised_weights, run, scaled_products, unlikely_targets,
 };
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, Kernel, quantise::Source,
@@ -155,6 +155,23 @@ fn products_of_eight_bits_match_the_reference_and_repeat_their_bits() {
         failures.extend(compare_within(1.0, &case, &first, &case.expected()).err());
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// To nearest, all of them would be −1, and a token's gradient 3 % too long.
+#[test]
+fn gradients_of_unlikely_targets_are_right_on_average_in_eight_bits() {
+    let (case, (probability, rows)) = (unlikely_targets(), UNLIKELY);
+    let [_, expected] = &case.expected()[..] else { panic!("losses and the weight's gradient") };
+    let [target, other] = [5, 6].map(|row| expected[row * 16]);
+    let exact = (probability - 1.0) * rows as f64;
+    assert!((target - exact).abs() < 2e-3 * exact.abs(), "{target} is not {exact}");
+    assert_eq!(other, probability * rows as f64);
+    let Some(mut cuda) = cuda() else { return };
+    let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+    assert_eq!(first, second);
+    for (index, (actual, expected)) in first[1].iter().zip(expected).enumerate() {
+        assert!((actual - expected).abs() < 1e-3, "{index}: {actual} is not {expected}");
+    }
 }
 
 #[test]

@@ -96,6 +96,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         | Kernel::JointSiluGateGrad
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
+        | Kernel::RoundTargets
         | Kernel::QuantisedNorm(_)
         | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
@@ -175,6 +176,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         // Processors have no products of eight bits; binding has refused the type before.
         Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
+        | Kernel::RoundTargets
         | Kernel::QuantisedNorm(_)
         | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }

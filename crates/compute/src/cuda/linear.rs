@@ -130,6 +130,7 @@ pub(super) fn add(
         | Kernel::CachedAttention(_)
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
+        | Kernel::RoundTargets
         | Kernel::QuantisedNorm(_)
         | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }

@@ -156,6 +156,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         Kernel::Quantise(of) if of.source.op().is_none() && of.sums.is_none() => {
             quantise::quantise(of, inputs, outputs);
         }
+        Kernel::RoundTargets => quantise::round_targets(rounds, inputs, outputs),
         Kernel::QuantisedNorm(of) if !of.adds => quantise::norm(of, inputs, outputs),
         Kernel::ScaledProduct { bias, add } => quantise::scaled_product(*bias, *add, inputs, outputs),
         Kernel::GlobalNorm => update::global_norm(inputs, outputs),

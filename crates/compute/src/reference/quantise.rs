@@ -1,7 +1,10 @@
 //! Products of eight bits.
 
 use super::{Tensor, forward};
-use crate::quantise::{Quantise, QuantisedNorm, norm_unit, sample_stride, unit_below};
+use crate::{
+    op::IGNORED,
+    quantise::{Quantise, QuantisedNorm, norm_unit, round_by_place, sample_stride, unit_below},
+};
 
 /// Numbers in their unit, as they stand and transposed; storing rounds them.
 pub(super) fn quantise(of: &Quantise, inputs: &[&Tensor], outputs: &mut [Tensor]) {
@@ -9,6 +12,16 @@ pub(super) fn quantise(of: &Quantise, inputs: &[&Tensor], outputs: &mut [Tensor]
     let y = inputs[operand];
     let sampled = (0..y.rows()).step_by(sample_stride(y.rows())).flat_map(|row| y.row(row));
     write_copies(of, inputs[0], unit_below(largest(sampled), top), outputs);
+}
+
+/// Rows' numbers at their targets, rounded by place, unless nothing is rounded.
+pub(super) fn round_targets(rounds: bool, inputs: &[&Tensor], outputs: &mut [Tensor]) {
+    let (targets, rounded) = (inputs[1], &mut outputs[0]);
+    rounded.data.copy_from_slice(&inputs[0].data);
+    for row in (0..rounded.rows()).filter(|&row| rounds && targets.index(row) != IGNORED as usize) {
+        let d = &mut rounded.row_mut(row)[targets.index(row)];
+        *d = round_by_place(*d, row);
+    }
 }
 
 /// A norm's result in the unit that follows from its gains and shifts.

@@ -346,6 +346,32 @@ pub fn eight_bit_heads() -> Vec<Case> {
     cases
 }
 
+/// How likely [`unlikely_targets`] are, and how many rows there are.
+pub const UNLIKELY: (f64, usize) = (1.0 / 32.0, 480);
+
+/// A head of eight bits in chunks whose logits are all alike: every row's target has the same gradient, −31/32, which lies between two
+/// numbers of e5m2. The weight's gradient is their sum.
+pub fn unlikely_targets() -> Case {
+    let ((_, n), c, v, chunk_rows) = (UNLIKELY, 16, 32, 96);
+    let loss = LossShape::default();
+    let head = HeadLoss { chunk_rows, loss, products: DType::E4M3, d_input: false, d_weight: Some(false) };
+    let same = |dims: &[usize], of: DType, x: f32| {
+        let tensor = map(random(dims, 1), |_| x);
+        Tensor { of: tensor.of.with_dtype(of), ..tensor }
+    };
+    let of_rows = same(&[n], DType::F32, 1.0);
+    let inputs = vec![
+        same(&[n, c], DType::BF16, 1.0),
+        same(&[v, c], DType::BF16, 0.0),
+        indices(&[n], vec![5; n]),
+        of_rows.clone(),
+        of_rows.clone(),
+    ];
+    let rows = eight_bit_workspace_rows(Shape::new(&[n, c]), v, chunk_rows);
+    let outputs = vec![of_rows, same(&[rows, v], DType::BF16, 7.0), random(&[v, c], 9)];
+    Case { kernel: Kernel::HeadLoss(head), inputs, outputs, terms: n }
+}
+
 /// A factor of eight bits.
 fn factor(dims: &[usize], of: DType, salt: u32) -> Tensor {
     let rounded = map(random(dims, salt), |x| of.round(f64::from(8.0 * x)) as f32);

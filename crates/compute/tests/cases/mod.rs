@@ -7,8 +7,9 @@ mod list;
 pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{
-    adams_with_copies, eight_bit_heads, embedding_gradients, gelu_products, products_of_rows, quantised,
-    quantised_attention_grads, quantised_norms, quantised_weights, scaled_products,
+    UNLIKELY, adams_with_copies, eight_bit_heads, embedding_gradients, gelu_products, products_of_rows,
+    quantised, quantised_attention_grads, quantised_norms, quantised_weights, scaled_products,
+    unlikely_targets,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
@@ -300,6 +301,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) | Kernel::QuantiseWeights(_) | Kernel::QuantisedNorm(_) => 0.0,
+        Kernel::RoundTargets => 0.0,
         Kernel::QuantisedAttentionGrad(_) => 0.0,
         Kernel::ScaledProduct { .. } | Kernel::GeluProduct(_) => 0.5,
         Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
@@ -355,7 +357,8 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::GeluProduct(GeluProduct::Backward { .. }) => (&[0, 1, 2, 3], &[0, 1, 2, 3]),
         Kernel::HeadLoss(head) if head.d_input => (&[3, 4], &[0, 3]),
         Kernel::HeadLoss(_) => (&[3, 4], &[0, 2]),
-        Kernel::CacheAppend
+        Kernel::RoundTargets
+        | Kernel::CacheAppend
         | Kernel::CacheCopy
         | Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. } => (&[], &[]),

@@ -20,24 +20,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     leave_largest<THREADS>(most, partials + blockIdx.x);
 }
 
+// A number rounded to the bits of e5m2, up or down by the place of its row: `round_by_place`. What is not finite stays so.
+__device__ __forceinline__ float round_by_place(float x, u32 row) {
+    constexpr u32 GOLDEN_STEP = 0x9e3779b9u, LEFT_OVER = 21;
+    const u32 bits = __float_as_uint(x) + (row * GOLDEN_STEP >> (32 - LEFT_OVER));
+    return isfinite(x) ? __uint_as_float(bits >> LEFT_OVER << LEFT_OVER) : x;
+}
+
 // d logit = factor·2^(logit·log₂e + base) − spread, and − at_target where the target is, multiplied for its byte: powers of two change no
 // bit of it. With label smoothing s the target is wanted with 1 − s and everything with s/V.
 struct LossRow {
     float factor, base, spread, at_target;
-    u32 target;
-    __device__ __forceinline__ LossRow(float share, float log_sum_exp, u32 target, u32 columns, float smoothing,
-                                       float z_loss, float scale)
+    __device__ __forceinline__ LossRow(float share, float log_sum_exp, u32 columns, float smoothing, float z_loss,
+                                       float scale)
         : factor(share * (1.0f + 2.0f * z_loss * log_sum_exp) * scale), base(-LOG2_E * log_sum_exp),
-          spread(share * smoothing / (float)columns * scale), at_target(share * (1.0f - smoothing) * scale),
-          target(target) {}
-    __device__ __forceinline__ void apply(float (&x)[WIDTH], u32 column) const {
-#pragma unroll
-        for (int e = 0; e < WIDTH; e++) x[e] = factor * power_of_two(fmaf(x[e], LOG2_E, base)) - spread;
-        // Below `column` the difference wraps around to something large.
-        if (target - column < WIDTH) {
-#pragma unroll
-            for (int e = 0; e < WIDTH; e++) x[e] -= target - column == e ? at_target : 0.0f;
-        }
+          spread(share * smoothing / (float)columns * scale), at_target(share * (1.0f - smoothing) * scale) {}
+    __device__ __forceinline__ float beside_target(float logit) const {
+        return factor * power_of_two(fmaf(logit, LOG2_E, base)) - spread;
+    }
+    // To nearest, −(1 − p) would become −1 for every unlikely target.
+    __device__ __forceinline__ unsigned char byte_at_target(float logit, u32 row) const {
+        return two_bytes<true>(round_by_place(beside_target(logit) - at_target, row), 0.0f);
     }
 };
 
@@ -89,8 +92,8 @@ template <bool KEEPS> struct Packs {
 template <bool KEEPS>
 __device__ __forceinline__ void loss_rows(const real* logits, const u32* targets, const float* weights,
                                           const float* d_losses, float* losses, const u32* partials, float* unit,
-                                          unsigned char* bytes, u32 rows, u32 columns, float smoothing, float z_loss,
-                                          u32* fault) {
+                                          unsigned char* bytes, u32 first_row, u32 rows, u32 columns, float smoothing,
+                                          float z_loss, u32* fault) {
     extern __shared__ uint4 kept[];
     const float scale = scale_from<PARTIALS>(partials, SAMPLED_TOP<true>);
     if (blockIdx.x == 0 && threadIdx.x == 0) *unit = 1.0f / scale;
@@ -118,18 +121,24 @@ __device__ __forceinline__ void loss_rows(const real* logits, const u32* targets
         const float logit = is_counted ? to_float(logits[(u64)row * columns + target]) : 0.0f;
         const Total total = gathered.finish(columns, wants_sum);
         if (threadIdx.x == 0) losses[row] = is_counted ? total.loss(logit, weight, smoothing, z_loss) : 0.0f;
-        const LossRow gradient(is_counted ? weight * d_loss : 0.0f, total.log_sum_exp(), target, columns, smoothing,
-                               z_loss, scale);
+        const LossRow gradient(is_counted ? weight * d_loss : 0.0f, total.log_sum_exp(), columns, smoothing, z_loss,
+                               scale);
+        unsigned char* const to = bytes + (u64)row * columns;
 #pragma unroll 1
         for (u32 group = 0; group < GROUPS; group++) {
             packs.each(group, [&](u32 pack) {
                 float x[WIDTH];
                 packs.get(row, pack, x);
                 if (next < rows) packs.ask_for(next, pack);
-                gradient.apply(x, pack * WIDTH);
-                *reinterpret_cast<Bytes*>(bytes + (u64)row * columns + pack * WIDTH) = Bytes(x);
+#pragma unroll
+                for (int e = 0; e < WIDTH; e++) x[e] = gradient.beside_target(x[e]);
+                *reinterpret_cast<Bytes*>(to + pack * WIDTH) = Bytes(x);
             });
             end_group();
+        }
+        // The thread that has written the pack of the target does so again there.
+        if (is_counted && threadIdx.x == target / WIDTH % blockDim.x) {
+            to[target] = gradient.byte_at_target(logit, first_row + row);
         }
     }
 }
@@ -137,20 +146,20 @@ __device__ __forceinline__ void loss_rows(const real* logits, const u32* targets
 // Dynamic shared memory: 16 bytes for every pack of a row.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     e5m2_loss_rows(const real* logits, const u32* targets, const float* weights, const float* d_losses, float* losses,
-                   const u32* partials, float* unit, unsigned char* bytes, u32 rows, u32 columns, float smoothing,
-                   float z_loss, u32* fault) {
+                   const u32* partials, float* unit, unsigned char* bytes, u32 first_row, u32 rows, u32 columns,
+                   float smoothing, float z_loss, u32* fault) {
     take_turn();
-    loss_rows<true>(logits, targets, weights, d_losses, losses, partials, unit, bytes, rows, columns, smoothing,
-                    z_loss, fault);
+    loss_rows<true>(logits, targets, weights, d_losses, losses, partials, unit, bytes, first_row, rows, columns,
+                    smoothing, z_loss, fault);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     e5m2_loss_long_rows(const real* logits, const u32* targets, const float* weights, const float* d_losses,
-                        float* losses, const u32* partials, float* unit, unsigned char* bytes, u32 rows, u32 columns,
-                        float smoothing, float z_loss, u32* fault) {
+                        float* losses, const u32* partials, float* unit, unsigned char* bytes, u32 first_row, u32 rows,
+                        u32 columns, float smoothing, float z_loss, u32* fault) {
     take_turn();
-    loss_rows<false>(logits, targets, weights, d_losses, losses, partials, unit, bytes, rows, columns, smoothing,
-                     z_loss, fault);
+    loss_rows<false>(logits, targets, weights, d_losses, losses, partials, unit, bytes, first_row, rows, columns,
+                     smoothing, z_loss, fault);
 }
 
 // Bytes of rows become bytes of columns. A block has a tile of TILE × TILE, a thread four rows of SIXTEEN columns, which leave as words of

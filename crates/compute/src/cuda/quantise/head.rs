@@ -111,7 +111,7 @@ pub(super) fn head_loss(
         }
         let mut pieces = Pieces(pieces.0);
         let ds = Pair::new(&mut pieces, DType::E5M2, unit, [count, vocabulary]);
-        add_losses_and_gradient(builder, &head.loss, &of_rows, partials, ds.rows)?;
+        add_losses_and_gradient(builder, &head.loss, (&of_rows, start), partials, ds.rows)?;
         let out =
             |builder: &Builder<'_>, index: usize| (builder.pointer(&outputs[index]), outputs[index].of.dtype);
         if head.d_input {
@@ -140,11 +140,11 @@ const TRANSPOSE_THREADS: u32 = (TILE * TILE / 64) as u32;
 /// Blocks of a multiprocessor that keep a row each.
 const ROWS_AT_ONCE: usize = 2;
 
-/// The losses of a chunk and, from the same logits, the bytes of their gradient as it stands.
+/// The losses of a chunk, given with its first row, and, from the same logits, the bytes of their gradient as it stands.
 fn add_losses_and_gradient(
     builder: &mut Builder<'_>,
     loss: &LossShape,
-    chunk: &HeadRows,
+    (chunk, start): (&HeadRows, usize),
     partials: Arg,
     to: Rows,
 ) -> Result<()> {
@@ -162,6 +162,7 @@ fn add_losses_and_gradient(
         partials,
         to.unit,
         to.at,
+        start.into(),
         rows.into(),
         vocabulary.into(),
         Arg::F32(loss.label_smoothing),
