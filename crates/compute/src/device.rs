@@ -1,6 +1,6 @@
 //! What a backend promises: memory, transfers, and running a list of launches.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use crate::{
     error::{Error, Result},
@@ -96,6 +96,18 @@ pub trait Device: Send {
 
     /// New memory, zeroed, aligned to 256 bytes.
     fn allocate(&mut self, bytes: usize) -> Result<BufferId>;
+
+    /// Memory of which only parts may ever be needed. Only those that [`Device::back`] was asked for may be used; where a device can, it
+    /// takes no memory for others.
+    fn reserve(&mut self, bytes: usize) -> Result<BufferId> {
+        self.allocate(bytes)
+    }
+
+    /// Makes sure that there is memory, zeroed at first, for these bytes of a reserved buffer. What is there stays as it is.
+    fn back(&mut self, buffer: BufferId, bytes: Range<usize>) -> Result<()> {
+        let _ = (buffer, bytes);
+        Ok(())
+    }
 
     /// Gives memory back. Sequences that name it can no longer be run.
     fn free(&mut self, buffer: BufferId);

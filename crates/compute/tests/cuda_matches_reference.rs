@@ -12,7 +12,8 @@ use cases::{
     quantised_weights, run, scaled_products, unlikely_targets,
 };
 use ironmill_compute::{
-    AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, Kernel, quantise::Source,
+    AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, HostData, Kernel, TensorType, View,
+    quantise::Source,
 };
 
 fn cuda() -> Option<Cuda> {
@@ -478,4 +479,27 @@ fn every_kernel_compiles_for_every_architecture() {
             scope.spawn(|| compile(architecture));
         }
     });
+}
+
+/// More is reserved than any card has, so it cannot all be there.
+#[test]
+fn reserved_memory_is_taken_when_it_is_asked_for() {
+    const MIB: usize = 1 << 20;
+    let Some(mut cuda) = cuda() else { return };
+    let buffer = cuda.reserve(1 << 40).unwrap();
+    let view = |mib: usize| View { buffer, offset_bytes: mib * MIB, of: TensorType::new(&[4], DType::F32) };
+    assert!(cuda.upload(&view(100), HostData::F32(&[1.0; 4])).is_err(), "nothing is there yet");
+    cuda.back(buffer, 99 * MIB..103 * MIB).unwrap();
+    let mut found = [7.0; 4];
+    cuda.download(&view(102), &mut found).unwrap();
+    assert_eq!(found, [0.0; 4]);
+    cuda.upload(&view(102), HostData::F32(&[1.0, 2.0, 3.0, 4.0])).unwrap();
+    // More around it changes nothing.
+    cuda.back(buffer, 90 * MIB..110 * MIB).unwrap();
+    cuda.download(&view(102), &mut found).unwrap();
+    assert_eq!(found, [1.0, 2.0, 3.0, 4.0]);
+    assert!(cuda.upload(&view(112), HostData::F32(&[1.0; 4])).is_err(), "this was not asked for");
+    assert!(cuda.back(buffer, 0..(1 << 40) + 1).is_err(), "beyond the end");
+    assert!(matches!(cuda.back(buffer, 0..1 << 40), Err(Error::OutOfMemory { .. })));
+    cuda.free(buffer);
 }

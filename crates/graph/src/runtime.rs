@@ -116,6 +116,20 @@ impl Runtime {
         Ok(StateId(self.states.len() - 1))
     }
 
+    /// The same for a state of which only parts may ever be needed: those that [`Runtime::back_state`] was asked for may be used.
+    pub fn add_reserved_state(&mut self, dtype: DType, len: usize) -> Result<StateId> {
+        let buffer = self.device.reserve(len * self.device.element_bytes(dtype))?;
+        self.states.push(State { buffer: Some(buffer), dtype, len });
+        Ok(StateId(self.states.len() - 1))
+    }
+
+    /// Makes sure that there is memory, zero at first, for elements of a reserved state.
+    pub fn back_state(&mut self, state: StateId, range: Range<usize>) -> Result<()> {
+        let bytes = self.device.element_bytes(self.states[state.0].dtype);
+        let buffer = self.state_buffer(state);
+        Ok(self.device.back(buffer, range.start * bytes..range.end * bytes)?)
+    }
+
     /// Gives the memory of a state back. Programs that read it must have been forgotten.
     pub fn free_state(&mut self, state: StateId) {
         if let Some(buffer) = self.states[state.0].buffer.take() {

@@ -9,6 +9,10 @@ use std::{
     ptr,
 };
 
+mod pages;
+
+use pages::{Access, Properties};
+
 use super::{
     call::{Grid, Start},
     library::{self, Needed},
@@ -39,6 +43,14 @@ symbols! {
         cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
         cuMemAlloc_v2(address: *mut u64, bytes: usize);
         cuMemFree_v2(address: u64);
+        cuMemGetAllocationGranularity(bytes: *mut usize, of: *const Properties, which: c_int);
+        cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
+        cuMemAddressFree(address: u64, bytes: usize);
+        cuMemCreate(handle: *mut u64, bytes: usize, of: *const Properties, flags: u64);
+        cuMemRelease(handle: u64);
+        cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+        cuMemUnmap(address: u64, bytes: usize);
+        cuMemSetAccess(address: u64, bytes: usize, access: *const Access, count: usize);
         cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
         cuMemFreeHost(address: *mut c_void);
         cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
@@ -85,6 +97,8 @@ pub(super) enum Attribute {
     Multiprocessors = 16,
     CapabilityMajor = 75,
     CapabilityMinor = 76,
+    /// Whether memory can be put behind addresses later.
+    Pages = 102,
 }
 
 const OUT_OF_MEMORY: c_int = 2;

@@ -20,6 +20,7 @@ mod modules;
 mod numbers;
 mod nvml;
 mod nvrtc;
+mod pages;
 mod probe;
 mod quantise;
 mod rows;
@@ -34,6 +35,8 @@ pub use probe::{CardReport, LibraryReport, compile_all, probe};
 
 use std::{
     cell::RefCell,
+    ffi::c_int,
+    ops::Range,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -50,6 +53,7 @@ use milestones::Patience;
 use modules::Modules;
 use numbers::{check_length, decode, encode};
 use nvrtc::Nvrtc;
+use pages::Pages;
 use probe::{architecture, capability};
 use sequence::{Filled, InFlight, REPEATS, Sequence, fill};
 use staging::{READ_PIECES, Staging};
@@ -126,6 +130,8 @@ pub struct Cuda {
     card: String,
     capability: usize,
     multiprocessors: usize,
+    /// The device, if memory can be put behind addresses later.
+    paged: Option<c_int>,
     free_at_first: usize,
     choices: Vec<PathBuf>,
     in_flight: InFlight,
@@ -149,6 +155,18 @@ impl Drop for LastOut {
 struct Buffer {
     address: u64,
     bytes: usize,
+    /// Where memory comes when it is needed.
+    pages: Option<Pages>,
+}
+
+impl Buffer {
+    /// Gives the memory back, which nothing on the device uses any more.
+    fn free(self, driver: &Driver) {
+        match self.pages {
+            Some(pages) => pages.free(driver),
+            None => driver.free(self.address),
+        }
+    }
 }
 
 /// Words in which a kernel reports an id that is out of range.
@@ -182,6 +200,7 @@ impl Cuda {
         let context = driver.retain_context(device)?;
         driver.make_current(context)?;
         let multiprocessors = driver.attribute(device, Attribute::Multiprocessors)?;
+        let paged = (driver.attribute(device, Attribute::Pages)? != 0).then_some(device);
         let free_at_first = driver.free_memory()?;
         let stream = driver.create_stream()?;
         let last = LastOut { driver: Arc::clone(&driver), stream };
@@ -228,6 +247,7 @@ impl Cuda {
             card,
             capability,
             multiprocessors,
+            paged,
             free_at_first,
             choices,
             in_flight: InFlight::default(),
@@ -249,6 +269,20 @@ impl Cuda {
             return Err(Error::Binding { kernel, detail });
         }
         Ok(buffer.address + view.offset_bytes as u64)
+    }
+
+    /// The same for what is read or written at once, so that there must be memory.
+    fn memory(&self, call: &'static str, view: &View) -> Result<u64> {
+        let address = self.buffer(call, view)?;
+        let end = view.offset_bytes + view.of.shape.elements() * view.of.dtype.bytes();
+        let pages = self.buffers[view.buffer.0].as_ref().and_then(|buffer| buffer.pages.as_ref());
+        if pages.is_some_and(|pages| !pages.are_backed(view.offset_bytes..end)) {
+            return Err(Error::Binding {
+                kernel: call,
+                detail: "reserved memory that was not asked for".into(),
+            });
+        }
+        Ok(address)
     }
 
     fn issue(&self, call: &Call) -> Result<()> {
@@ -302,7 +336,7 @@ impl Cuda {
 
     fn read(&self, from: &View, mut take: impl FnMut(usize, &[u8])) -> Result<()> {
         self.driver.make_current(self.context)?;
-        let address = self.buffer("download", from)?;
+        let address = self.memory("download", from)?;
         let unit = from.of.dtype.bytes();
         let bytes = from.of.shape.elements() * unit;
         self.staging.borrow_mut().download(address, bytes, unit, |at, piece| take(at / unit, piece))?;
@@ -446,8 +480,31 @@ impl Device for Cuda {
         self.driver.make_current(self.context)?;
         let address = self.driver.allocate(bytes)?;
         self.driver.clear(address, bytes, self.stream)?;
-        self.buffers.push(Some(Buffer { address, bytes }));
+        self.buffers.push(Some(Buffer { address, bytes, pages: None }));
         Ok(BufferId(self.buffers.len() - 1))
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<BufferId> {
+        let Some(device) = self.paged else { return self.allocate(bytes) };
+        self.driver.make_current(self.context)?;
+        let pages = Pages::reserve(&self.driver, device, bytes)?;
+        self.buffers.push(Some(Buffer { address: pages.address(), bytes, pages: Some(pages) }));
+        Ok(BufferId(self.buffers.len() - 1))
+    }
+
+    fn back(&mut self, buffer: BufferId, bytes: Range<usize>) -> Result<()> {
+        self.driver.make_current(self.context)?;
+        let Some(Some(buffer)) = self.buffers.get_mut(buffer.0) else {
+            return Err(Error::Binding { kernel: "back", detail: "a buffer that was freed".into() });
+        };
+        if bytes.end > buffer.bytes {
+            let detail = format!("bytes up to {} of a buffer of {}", bytes.end, buffer.bytes);
+            return Err(Error::Binding { kernel: "back", detail });
+        }
+        match &mut buffer.pages {
+            Some(pages) => pages.back(&self.driver, bytes, self.stream),
+            None => Ok(()),
+        }
     }
 
     fn free(&mut self, buffer: BufferId) {
@@ -459,14 +516,14 @@ impl Device for Cuda {
                 *sequence = None;
             }
         }
-        if let Some(Buffer { address, .. }) = self.buffers.get_mut(buffer.0).and_then(Option::take) {
-            self.driver.free(address);
+        if let Some(buffer) = self.buffers.get_mut(buffer.0).and_then(Option::take) {
+            buffer.free(&self.driver);
         }
     }
 
     fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()> {
         self.driver.make_current(self.context)?;
-        let address = self.buffer("upload", to)?;
+        let address = self.memory("upload", to)?;
         let (elements, dtype) = (to.of.shape.elements(), to.of.dtype);
         if elements != data.len() {
             let detail = format!("{} elements for a view of {elements}", data.len());
@@ -516,7 +573,7 @@ impl Device for Cuda {
         // The fault comes first, so that its place does not depend on how much is read.
         let mut pieces = [(self.fault, FAULT_WORDS); READ_PIECES];
         for (piece, view) in pieces[1..].iter_mut().zip(views) {
-            *piece = (self.buffer("read", view)?, view.of.shape.elements());
+            *piece = (self.memory("read", view)?, view.of.shape.elements());
         }
         Ok(ReadId(self.staging.get_mut().begin_read(&pieces[..=views.len()])?))
     }
@@ -612,8 +669,8 @@ impl Drop for Cuda {
         // Nothing can be done about an error while ending.
         let _ = self.driver.synchronize(self.stream);
         self.sequences.clear();
-        for Buffer { address, .. } in self.buffers.drain(..).flatten() {
-            self.driver.free(address);
+        for buffer in self.buffers.drain(..).flatten() {
+            buffer.free(&self.driver);
         }
         for &event in &self.events {
             self.driver.destroy_event(event);

@@ -14,10 +14,16 @@ use crate::{
 };
 
 /// Key and value caches of all blocks: rows of `context` positions. Programs take any of the rows, in any order.
+///
+/// Where rows are long, memory comes as texts grow: a device maps it page by page, so a long context costs what is said in it.
 pub(crate) struct Caches {
     rows: usize,
     context: usize,
     dtype: DType,
+    /// Elements of a position.
+    width: usize,
+    /// Of every row, how many positions have memory.
+    backed: Vec<usize>,
     states: Vec<[StateId; 2]>,
     steps: Vec<Step>,
     copies: Vec<Copy>,
@@ -90,6 +96,12 @@ pub(crate) struct Drawn {
 /// The most steps of a flight.
 pub(super) const MOST_AHEAD: usize = 64;
 
+/// Rows of so many bytes, keys or values of one block, get their memory as they grow: several of the pages that a card has, because those
+/// are what rows share at their borders.
+const GROWS_FROM_BYTES: usize = 8 << 20;
+/// Positions behind the last that is written which kernels may still look at, without any effect: they load keys in tiles.
+const LOOKED_AT: usize = 256;
+
 /// The program that makes so many copies of rows.
 #[derive(Clone, Copy)]
 struct Copy {
@@ -127,11 +139,14 @@ impl Caches {
     ) -> Result<Self> {
         let config = model.config();
         let dtype = buffers.activations();
-        let elements = rows * context * config.kv_heads * config.head_dim;
+        let width = config.kv_heads * config.head_dim;
+        let grows = context * width * runtime.device().element_bytes(dtype) >= GROWS_FROM_BYTES;
         let mut caches = Caches {
             rows,
             context,
             dtype,
+            width,
+            backed: vec![if grows { 0 } else { context }; rows],
             states: Vec::new(),
             steps: Vec::new(),
             copies: Vec::new(),
@@ -139,7 +154,13 @@ impl Caches {
         };
         for _ in 0..config.layers {
             for _ in 0..2 {
-                match runtime.add_state(dtype, elements) {
+                let elements = rows * context * width;
+                let state = if grows {
+                    runtime.add_reserved_state(dtype, elements)
+                } else {
+                    runtime.add_state(dtype, elements)
+                };
+                match state {
                     Ok(state) => caches.hold(state),
                     Err(error) => {
                         caches.free(runtime);
@@ -184,10 +205,26 @@ impl Caches {
         }
     }
 
-    fn tensors(&self, g: &mut Graph, model: &Model) -> Vec<[Tensor; 2]> {
-        let config = model.config();
-        let of = TensorType::new(&[self.rows, self.context, config.kv_heads * config.head_dim], self.dtype);
+    fn tensors(&self, g: &mut Graph) -> Vec<[Tensor; 2]> {
+        let of = TensorType::new(&[self.rows, self.context, self.width], self.dtype);
         self.states.iter().map(|pair| pair.map(|cache| g.state(cache, 0, of))).collect()
+    }
+
+    /// Sees to it that rows have memory for so many positions each.
+    fn back(&mut self, runtime: &mut Runtime, rows: impl Iterator<Item = (usize, usize)>) -> Result<()> {
+        for (row, positions) in rows {
+            let (before, needed) = (self.backed[row], (positions + LOOKED_AT).min(self.context));
+            if needed <= before {
+                continue;
+            }
+            let start = row * self.context;
+            let elements = (start + before) * self.width..(start + needed) * self.width;
+            for state in self.states.iter().flatten() {
+                runtime.back_state(*state, elements.clone())?;
+            }
+            self.backed[row] = needed;
+        }
+        Ok(())
     }
 
     /// Reads the tokens of some samples into the caches. `logits` gets those behind each sample's last token, if they are wanted. The program has
@@ -208,6 +245,8 @@ impl Caches {
         let mut last = vec![0; rows];
         let padding = idle.iter().map(|&(row, cached)| Feed { row, cached, tokens: &[] });
         let padding: Vec<Feed<'_>> = padding.take(rows - feeds.len()).collect();
+        let written = feeds.iter().chain(&padding).map(|feed| (feed.row, feed.cached + positions));
+        self.back(runtime, written)?;
         for (index, feed) in feeds.iter().chain(&padding).enumerate() {
             // What lies behind a sample's own tokens is padding: later tokens overwrite it before anything reads it.
             ids[index * positions..][..feed.tokens.len()].copy_from_slice(feed.tokens);
@@ -240,6 +279,7 @@ impl Caches {
         let padding = idle.iter().map(|&(row, cached)| (Pilot::idle(row, cached), &[][..]));
         let (mut pilots, texts): (Vec<Pilot>, Vec<&[u32]>) =
             pilots.into_iter().chain(padding).take(rows).unzip();
+        self.back(runtime, pilots.iter().map(|pilot| (pilot.row, pilot.cached + steps)))?;
         let adjusts = pilots.iter().any(|pilot| pilot.adjusting.is_some());
         let context = self.context;
         let flight = self.flight_program((runtime, model, buffers), rows, [adjusts, tells])?;
@@ -311,7 +351,7 @@ impl Caches {
             g.state(states[index], 0, TensorType::new(&[rows, widths[index]], DType::U32))
         });
         let [ids, positions, places, lengths, _] = words;
-        let caches = self.tensors(&mut g, model);
+        let caches = self.tensors(&mut g);
         let attend = Attend::Cached { caches: &caches, places };
         let hidden = model.hidden(&mut g, buffers, Tokens { ids, positions, attend, recompute: false })?;
         let logits = model.logits(&mut g, buffers, hidden)?;
@@ -331,14 +371,14 @@ impl Caches {
     }
 
     /// Copies the beginnings of rows. No row that a move writes is named by another one.
-    pub fn copy(&mut self, runtime: &mut Runtime, model: &Model, moves: &[Move]) -> Result<()> {
+    pub fn copy(&mut self, runtime: &mut Runtime, moves: &[Move]) -> Result<()> {
         let count = moves.len().next_power_of_two();
         let copy = match self.copies.iter().find(|copy| copy.moves == count) {
             Some(copy) => *copy,
             None => {
                 let mut g = Graph::new();
                 let input = g.input("moves", &[count, 3], DType::U32);
-                for cache in self.tensors(&mut g, model).into_iter().flatten() {
+                for cache in self.tensors(&mut g).into_iter().flatten() {
                     g.cache_copy(cache, input);
                 }
                 let program = runtime.compile(g, &Passes::ALL)?;
@@ -346,6 +386,7 @@ impl Caches {
                 Copy { moves: count, program, input }
             }
         };
+        self.back(runtime, moves.iter().map(|moved| (moved.to, moved.length)))?;
         // What is left over names rows that there are not.
         let mut words = vec![u32::MAX; 3 * count];
         for (words, moved) in words.chunks_exact_mut(3).zip(moves) {
@@ -372,7 +413,7 @@ impl Caches {
         let position_ids = g.input("positions", &dims, DType::U32);
         let places = g.input("places", &[rows, 2], DType::U32);
         let last = g.input("last", &[rows], DType::U32);
-        let caches = self.tensors(&mut g, model);
+        let caches = self.tensors(&mut g);
         let attend = Attend::Cached { caches: &caches, places };
         let tokens = Tokens { ids, positions: position_ids, attend, recompute: false };
         let hidden = model.hidden(&mut g, buffers, tokens)?;

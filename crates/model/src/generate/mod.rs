@@ -447,8 +447,8 @@ impl<E: BorrowMut<Engine>> Generator<E> {
     }
 
     fn copy(&mut self, moves: &[Move]) -> Result<()> {
-        let (runtime, model, _, caches) = self.engine.borrow_mut().cached();
-        caches.copy(runtime, model, moves)
+        let (runtime, _, _, caches) = self.engine.borrow_mut().cached();
+        caches.copy(runtime, moves)
     }
 
     /// Reads more of the prompts, if there is more to read; otherwise gives every sample its next token.

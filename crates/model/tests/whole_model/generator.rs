@@ -337,3 +337,28 @@ fn a_smaller_context_than_the_model_s_is_kept_to() {
     let tokens = drain(&mut generator, &[Request::new(vec![1, 2, 3], 6)]).remove(0);
     assert_eq!(tokens.iter().filter(|token| token.refill.is_some()).count(), 1);
 }
+
+/// Rows of 33 MB get their memory as they are filled, here over borders of pages (4,096 positions on a card) while a prompt is read, while a
+/// beginning is copied and while tokens are drawn; rows of 4 MB have it all.
+#[test]
+fn caches_that_grow_give_what_whole_ones_give() {
+    let [grows, whole] = [65_000, 8_192];
+    let config =
+        ModelConfig { vocab_size: 37, context: grows, ..ModelConfig::new(Architecture::Llama, 2, 4, 128) };
+    let prompt: Vec<u32> = (0..3_836).map(|i| i * i % 37).collect();
+    let requests = [
+        Request::new(prompt.clone(), 40),
+        Request::new(vec![1, 2, 3], 20),
+        Request::new([&prompt[..3_800], &[5, 6]].concat(), 30),
+        Request::new(prompt.repeat(2), 12),
+    ];
+    // The exact reference would take minutes.
+    for (device, _) in backends().into_iter().skip(1) {
+        let mut engine = engine(&config, device, 8);
+        let [grown, expected] = [grows, whole].map(|context| {
+            let options = GeneratorOptions { rows: 3, context, ..GeneratorOptions::default() };
+            drain(&mut Generator::new(&mut engine, options).unwrap(), &requests)
+        });
+        assert_eq!(grown, expected, "{}", engine.describe_device());
+    }
+}
