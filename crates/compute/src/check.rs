@@ -4,10 +4,13 @@ use crate::{
     device::{Launch, overlap},
     error::{Error, Result},
     kernel::{
-        GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, UpdateRange, eight_bit_workspace_rows, joint_parts,
+        GUARD_REPORT, GUARD_STATISTICS, HeadLoss, Kernel, NormGrads, UpdateRange, eight_bit_workspace_rows,
+        joint_parts,
     },
     op::{Attention, Op},
-    quantise::{self, GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm, Source},
+    quantise::{
+        self, GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm, QuantisedNormGrads, Source,
+    },
     tensor::{DType, TensorType},
 };
 
@@ -167,22 +170,7 @@ impl Rule<'_> {
                 self.ensure(other.shape == inputs[0].shape, "both summands must have one shape")?;
                 self.outputs(&op.outputs(own)?)
             }
-            Kernel::NormGrads(of) => {
-                self.ensure(of.centred || !of.shift, "RMS norm has no shift")?;
-                let sums = 1 + usize::from(of.shift) + usize::from(of.bias);
-                self.count(if of.centred { 6 } else { 5 }, 1 + sums)?;
-                let (other, own) = (inputs[inputs.len() - 1], &inputs[..inputs.len() - 1]);
-                self.ensure(other.shape == inputs[0].shape, "both summands must have one shape")?;
-                let mut expected = of.input_op().outputs(own)?;
-                let params = of.params_op(inputs[2].shape.elements());
-                expected.extend(params.outputs(&[&inputs[..2], &own[3..]].concat())?);
-                if of.bias {
-                    let is_whole = inputs[2].shape.elements() == inputs[0].shape.columns();
-                    self.ensure(is_whole, "only a gain as long as a row goes with a bias")?;
-                    expected.extend(Op::LinearGradBias.outputs(&expected[..1])?);
-                }
-                self.outputs(&expected)
-            }
+            Kernel::NormGrads(of) => self.outputs(&self.norm_grads(of, 0)?),
             Kernel::JointSiluGate => {
                 self.count(1, 1)?;
                 let half = self.half()?;
@@ -248,6 +236,7 @@ impl Rule<'_> {
                 self.outputs(&inputs[..1])
             }
             Kernel::QuantisedNorm(of) => self.quantised_norm(of),
+            Kernel::QuantisedNormGrads(of) => self.quantised_norm_grads(of),
             Kernel::QuantisedAttentionGrad(of) => self.quantised_attention_grad(of),
             Kernel::ScaledProduct { bias, .. } => self.scaled_product(*bias),
             Kernel::GeluProduct(of) => self.gelu_product(of),
@@ -421,6 +410,35 @@ impl Rule<'_> {
         self.outputs(&of.outputs(self.inputs)?)
     }
 
+    /// The outputs of a norm's gradients, behind which there are others.
+    fn norm_grads(&self, of: &NormGrads, others: usize) -> Result<Vec<TensorType>> {
+        let inputs = self.inputs;
+        self.ensure(of.centred || !of.shift, "RMS norm has no shift")?;
+        self.count(if of.centred { 6 } else { 5 }, 1 + of.sums() + others)?;
+        let (other, own) = (inputs[inputs.len() - 1], &inputs[..inputs.len() - 1]);
+        self.ensure(other.shape == inputs[0].shape, "both summands must have one shape")?;
+        let mut expected = of.input_op().outputs(own)?;
+        let params = of.params_op(inputs[2].shape.elements());
+        expected.extend(params.outputs(&[&inputs[..2], &own[3..]].concat())?);
+        if of.bias {
+            let is_whole = inputs[2].shape.elements() == inputs[0].shape.columns();
+            self.ensure(is_whole, "only a gain as long as a row goes with a bias")?;
+            expected.extend(Op::LinearGradBias.outputs(&expected[..1])?);
+        }
+        Ok(expected)
+    }
+
+    fn quantised_norm_grads(&self, of: &QuantisedNormGrads) -> Result<()> {
+        let copies = of.copies();
+        let expected = self.norm_grads(&of.0, copies.output_count())?;
+        let d_x = expected[0];
+        self.ensure(
+            QuantisedNormGrads::suits(d_x, self.inputs[2]),
+            "a gain must be as long as a row, that no longer than a warp can sum, and rows and columns multiples of 16",
+        )?;
+        self.outputs(&[expected, copies.outputs(d_x)].concat())
+    }
+
     fn quantised_attention_grad(&self, of: &QuantisedAttentionGrad) -> Result<()> {
         self.count(4, of.copies(1).output_count())?;
         let qkv = self.inputs[1];
@@ -553,6 +571,7 @@ impl Rule<'_> {
                 Kernel::Quantise(_)
                     | Kernel::QuantiseWeights(_)
                     | Kernel::QuantisedNorm(_)
+                    | Kernel::QuantisedNormGrads(_)
                     | Kernel::QuantisedAttentionGrad(_)
                     | Kernel::ScaledProduct { .. }
                     | Kernel::GeluProduct(_)

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::{
     draw::{Draw, LogProbabilities},
     op::{Attention, LossShape, Mask, Op},
-    quantise::{GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm, Source},
+    quantise::{GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm, QuantisedNormGrads, Source},
     tensor::{DType, Shape, TensorType},
 };
 
@@ -129,6 +129,8 @@ pub enum Kernel {
     RoundTargets,
     /// A norm on its way to products of eight bits. See [`QuantisedNorm`].
     QuantisedNorm(QuantisedNorm),
+    /// Gradients of a norm on their way to products of eight bits and beyond. See [`QuantisedNormGrads`].
+    QuantisedNormGrads(QuantisedNormGrads),
     /// The gradient of an attention on its way to products of eight bits. See [`QuantisedAttentionGrad`].
     QuantisedAttentionGrad(QuantisedAttentionGrad),
     /// `(a [..,K], unit of a [1], b [M,K], unit of b [1], bias [M] if any) → a·bᵀ·units + bias [..,M]`, where both are of eight
@@ -199,6 +201,11 @@ impl NormGrads {
         if self.centred { Op::LayerNormGradInput } else { Op::RmsNormGradInput }
     }
 
+    /// How many sums over rows there are.
+    pub fn sums(&self) -> usize {
+        1 + usize::from(self.shift) + usize::from(self.bias)
+    }
+
     /// The op that sums the gradients of gain and shift, over rows of this many columns.
     pub fn params_op(&self, columns: usize) -> Op {
         if self.centred {
@@ -265,6 +272,7 @@ impl Kernel {
             Kernel::QuantiseWeights(_) => "quantise_weights",
             Kernel::RoundTargets => "round_targets",
             Kernel::QuantisedNorm(of) => of.name(),
+            Kernel::QuantisedNormGrads(of) => of.name(),
             Kernel::QuantisedAttentionGrad(_) => "quantise_attention_grad",
             Kernel::ScaledProduct { .. } => "scaled_product",
             Kernel::GeluProduct(of) => of.name(),
@@ -337,6 +345,7 @@ impl Kernel {
                 | Kernel::StateWrite { add: true }
                 | Kernel::ScaledProduct { add: true, .. }
                 | Kernel::NormGrads(NormGrads { add: true, .. })
+                | Kernel::QuantisedNormGrads(QuantisedNormGrads(NormGrads { add: true, .. }))
                 | Kernel::JointAttentionGrads { add: true, .. }
                 | Kernel::LinearGradGelus { add: true, .. }
         );
@@ -360,6 +369,7 @@ impl Kernel {
             {
                 outputs[1..].iter().map(bytes).sum()
             }
+            Kernel::QuantisedNormGrads(of) if adds => outputs[1..1 + of.0.sums()].iter().map(bytes).sum(),
             _ if adds => written,
             _ => 0.0,
         };
@@ -475,6 +485,12 @@ impl Kernel {
                 let operands = [Output(0)].into_iter().chain(parameters).collect();
                 let norm = Kernel::QuantisedNorm(QuantisedNorm { adds: false, bias: false, ..*of });
                 expansion.step(norm, operands, (1..outputs.len()).map(Output).collect());
+            }
+            Kernel::QuantisedNormGrads(of) => {
+                let (grads, _) = outputs.split_at(1 + of.0.sums());
+                expand_norm_grads(&mut expansion, of.0, inputs, grads);
+                let x = (vec![Output(0)], outputs[0]);
+                expand_quantise(&mut expansion, &of.copies(), x, (grads.len(), outputs));
             }
             Kernel::QuantisedAttentionGrad(of) => {
                 let gradient = expansion.temporary(inputs[1]);

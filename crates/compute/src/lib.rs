@@ -53,6 +53,6 @@ pub use kernel::{
     Sgd, UpdateRange, Verdict,
 };
 pub use op::{Attention, IGNORED, LossShape, Mask, Op};
-pub use quantise::{GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm};
+pub use quantise::{GeluProduct, Quantise, QuantisedAttentionGrad, QuantisedNorm, QuantisedNormGrads};
 pub use reference::Reference;
 pub use tensor::{DType, Shape, TensorType};

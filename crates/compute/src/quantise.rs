@@ -9,6 +9,10 @@
 //! The matrix units take both factors with the summed dimension innermost: a product needs one of its factors as it is, another the
 //! same numbers transposed. Both copies are written while the numbers are at hand.
 
+mod norm_grads;
+
+pub use norm_grads::QuantisedNormGrads;
+
 use crate::{
     error::Result,
     op::{Attention, Op},

@@ -8,8 +8,8 @@ mod cases;
 use cases::{
     Case, Data, Tensor, UNLIKELY, adams_with_copies, all, attentions_in_whole_tiles,
     attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gelu_products,
-    gelus_worth_timing, products_of_rows, quantised, quantised_attention_grads, quantised_norms,
-    quantised_weights, run, scaled_products, unlikely_targets,
+    gelus_worth_timing, products_of_rows, quantised, quantised_attention_grads, quantised_norm_grads,
+    quantised_norms, quantised_weights, run, scaled_products, unlikely_targets,
 };
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, HostData, Kernel, TensorType, View,
@@ -264,6 +264,29 @@ fn quantised_norms_are_the_references() {
                 assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");
             }
         }
+    }
+}
+
+/// Gradients of a norm that are written in eight bits, too, are the reference's, and their eight bits are those that it makes of what is
+/// stored, every one.
+#[test]
+fn quantised_gradients_of_norms_are_the_references() {
+    let Some(mut cuda) = cuda() else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_norm_grads(), of)).concat() {
+        let Kernel::QuantisedNormGrads(of) = case.kernel else {
+            panic!("all of them are gradients of norms")
+        };
+        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        let (grads, copies) = first.split_at(1 + of.0.sums());
+        let (outputs, inputs) = (case.outputs[..grads.len()].to_vec(), case.inputs.clone());
+        let plain = Case { kernel: Kernel::NormGrads(of.0), inputs, outputs, terms: case.terms };
+        compare_within(1.0, &plain, grads, &plain.expected()).unwrap();
+        let stored = Data::Real(grads[0].iter().map(|&x| x as f32).collect());
+        let inputs = vec![Tensor { of: case.outputs[0].of, data: stored }];
+        let outputs = case.outputs[grads.len()..].to_vec();
+        let apart = Case { kernel: Kernel::Quantise(of.copies()), inputs, outputs, terms: 1 };
+        assert_eq!(copies, apart.expected(), "{}", case.name());
     }
 }
 

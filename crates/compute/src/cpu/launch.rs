@@ -98,6 +98,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         | Kernel::QuantiseWeights(_)
         | Kernel::RoundTargets
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedNormGrads(_)
         | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GeluProduct(_)
@@ -178,6 +179,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         | Kernel::QuantiseWeights(_)
         | Kernel::RoundTargets
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedNormGrads(_)
         | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GeluProduct(_) => {

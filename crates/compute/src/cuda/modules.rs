@@ -30,6 +30,7 @@ pub(super) enum Source {
     BatchRows,
     Quantise,
     QuantiseNorm,
+    QuantiseNormGrad,
     QuantiseLoss,
     Attention,
     AttentionDecode,
@@ -42,11 +43,13 @@ pub(super) enum Source {
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 10] = [
+const HEADERS: [(&str, &str); 12] = [
+    ("byte_tile.cuh", include_str!("kernels/byte_tile.cuh")),
     ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
     ("loss.cuh", include_str!("kernels/loss.cuh")),
+    ("norm_grad.cuh", include_str!("kernels/norm_grad.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
     ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
@@ -56,7 +59,7 @@ const HEADERS: [(&str, &str); 10] = [
 ];
 
 impl Source {
-    const ALL: [Source; 24] = [
+    const ALL: [Source; 25] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -71,6 +74,7 @@ impl Source {
         Source::BatchRows,
         Source::Quantise,
         Source::QuantiseNorm,
+        Source::QuantiseNormGrad,
         Source::QuantiseLoss,
         Source::Attention,
         Source::AttentionDecode,
@@ -116,9 +120,11 @@ impl Source {
     /// The first compute capability that has the instructions which the file is made of.
     fn oldest_capability(self) -> usize {
         match self {
-            Source::Quantise | Source::QuantiseNorm | Source::QuantiseLoss | Source::GeluEight => {
-                EIGHT_BIT_CAPABILITY
-            }
+            Source::Quantise
+            | Source::QuantiseNorm
+            | Source::QuantiseNormGrad
+            | Source::QuantiseLoss
+            | Source::GeluEight => EIGHT_BIT_CAPABILITY,
             _ => OLDEST_CAPABILITY,
         }
     }
@@ -136,6 +142,7 @@ impl Source {
             | Source::Update
             | Source::Quantise
             | Source::QuantiseNorm
+            | Source::QuantiseNormGrad
             | Source::QuantiseLoss
             | Source::Muon
             | Source::Gemm => true,
@@ -167,6 +174,7 @@ impl Source {
             Source::Update => "update.cu",
             Source::Quantise => "quantise.cu",
             Source::QuantiseNorm => "quantise_norm.cu",
+            Source::QuantiseNormGrad => "quantise_norm_grad.cu",
             Source::QuantiseLoss => "quantise_loss.cu",
             Source::Muon => "muon.cu",
             Source::Gemm => "gemm.cu",
@@ -200,6 +208,7 @@ impl Source {
             Source::BatchRows => include_str!("kernels/batch_rows.cu"),
             Source::Quantise => include_str!("kernels/quantise.cu"),
             Source::QuantiseNorm => include_str!("kernels/quantise_norm.cu"),
+            Source::QuantiseNormGrad => include_str!("kernels/quantise_norm_grad.cu"),
             Source::QuantiseLoss => include_str!("kernels/quantise_loss.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::AttentionDecode => include_str!("kernels/attention_decode.cu"),
@@ -328,7 +337,7 @@ mod tests {
                 let first = body.trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
                 // Those that write tiles of bytes, and norms of few rows, read something first: their files say why they may.
                 let reads_first = match source {
-                    Source::Quantise => first.starts_with("quantise"),
+                    Source::Quantise | Source::QuantiseNormGrad => first.starts_with("quantise"),
                     Source::Norm => first.starts_with("norm<"),
                     _ => false,
                 };

@@ -4,6 +4,7 @@ mod attention;
 mod gelu;
 mod head;
 mod norm;
+mod norm_grads;
 mod weights;
 
 use super::{
@@ -37,7 +38,7 @@ pub(super) fn add(
         Kernel::Quantise(of) => of.of,
         Kernel::QuantiseWeights(_) => DType::E4M3,
         Kernel::QuantisedNorm(of) => of.copies().of,
-        Kernel::QuantisedAttentionGrad(_) => DType::E5M2,
+        Kernel::QuantisedNormGrads(_) | Kernel::QuantisedAttentionGrad(_) => DType::E5M2,
         Kernel::ScaledProduct { .. } => inputs[0].of.dtype,
         Kernel::GeluProduct(_) => inputs[0].of.dtype,
         Kernel::HeadLoss(head) => head.products,
@@ -60,6 +61,10 @@ pub(super) fn add(
         }
         Kernel::QuantisedNorm(of) => {
             norm::add(builder, of, inputs, outputs)?;
+            true
+        }
+        Kernel::QuantisedNormGrads(of) => {
+            norm_grads::add(builder, of, inputs, outputs)?;
             true
         }
         Kernel::QuantisedAttentionGrad(of) => {

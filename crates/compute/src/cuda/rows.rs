@@ -90,6 +90,7 @@ pub(super) fn add(
         | Kernel::QuantiseWeights(_)
         | Kernel::RoundTargets
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedNormGrads(_)
         | Kernel::QuantisedAttentionGrad(_)
         | Kernel::ScaledProduct { .. }
         | Kernel::GeluProduct(_)

@@ -187,6 +187,7 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::QuantisedNorm(_)
+        | Kernel::QuantisedNormGrads(_)
         | Kernel::QuantisedAttentionGrad(_)
         | Kernel::GeluProduct(_)
         | Kernel::HeadLoss(_) => {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ironmill_compute::{
     Adam, Attention, DType, Descend, Draw, GeluProduct, Guard, HeadLoss, Kernel, LogProbabilities, LossShape,
-    Mask, NormGrads, Op, Quantise, QuantisedAttentionGrad, QuantisedNorm, Sgd, Shape, TensorType,
-    UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
+    Mask, NormGrads, Op, Quantise, QuantisedAttentionGrad, QuantisedNorm, QuantisedNormGrads, Sgd, Shape,
+    TensorType, UpdateRange, kernel::eight_bit_workspace_rows, quantise::Source,
 };
 
 use super::{Case, PRODUCTS, Tensor, borders, ids, indices, into_state, map, op, random, reals, targets};
@@ -310,6 +310,34 @@ pub fn quantised_norms() -> Vec<Case> {
                 let kernel = Kernel::QuantisedNorm(kernel);
                 cases.push(Case { kernel, inputs, outputs, terms: dims[dims.len() - 1] });
             }
+        }
+    }
+    cases
+}
+
+/// Gradients of norms that write eight bits, too: parts of a block's rows, several blocks, and more rows than those of a card have at a time.
+pub fn quantised_norm_grads() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dims in [&[16, 16][..], &[2, 24, 80], &[160, 272], &[3, 16, 768], &[9_040, 48]] {
+        let (n, c) = (Shape::new(dims).rows(), dims[dims.len() - 1]);
+        for (centred, shift, bias, add) in [
+            (true, true, true, false),
+            (true, true, false, true),
+            (true, false, true, true),
+            (false, false, true, false),
+            (false, false, false, true),
+        ] {
+            let kernel = QuantisedNormGrads(NormGrads { centred, shift, bias, add });
+            let mut inputs = vec![random(dims, 8), random(dims, 9), random(&[c], 10)];
+            inputs.extend(centred.then(|| random(&[n], 6)));
+            inputs.push(map(random(&[n], 7), |x| 0.5 + x.abs()));
+            inputs.push(random(dims, 11));
+            let mut outputs = vec![random(dims, 24)];
+            outputs.extend((25..).take(kernel.0.sums()).map(|salt| random(&[c], salt)));
+            let copies = kernel.copies().outputs(inputs[0].of);
+            outputs.extend(copies.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }));
+            let kernel = Kernel::QuantisedNormGrads(kernel);
+            cases.push(Case { kernel, inputs, outputs, terms: c.max(n) });
         }
     }
     cases

@@ -8,8 +8,8 @@ pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{
     UNLIKELY, adams_with_copies, eight_bit_heads, embedding_gradients, gelu_products, products_of_rows,
-    quantised, quantised_attention_grads, quantised_norms, quantised_weights, scaled_products,
-    unlikely_targets,
+    quantised, quantised_attention_grads, quantised_norm_grads, quantised_norms, quantised_weights,
+    scaled_products, unlikely_targets,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
@@ -302,7 +302,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) | Kernel::QuantiseWeights(_) | Kernel::QuantisedNorm(_) => 0.0,
         Kernel::RoundTargets => 0.0,
-        Kernel::QuantisedAttentionGrad(_) => 0.0,
+        Kernel::QuantisedNormGrads(_) | Kernel::QuantisedAttentionGrad(_) => 0.0,
         Kernel::ScaledProduct { .. } | Kernel::GeluProduct(_) => 0.5,
         Kernel::Guard(_) | Kernel::Adam(_) | Kernel::Sgd(_) => 4.0,
         Kernel::Momentum { .. } | Kernel::Descend(_) | Kernel::Average { .. } => 4.0,
@@ -344,6 +344,10 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         Kernel::JointAttentionGrads { .. } => (&[3], &[1]),
         Kernel::LinearGradGelus { .. } => (&[], &[1]),
         Kernel::Quantise(_) => (&[], &[0, 1, 2, 3]),
+        Kernel::QuantisedNormGrads(of) => {
+            let statistics = if of.0.centred { vec![3, 4] } else { vec![3] };
+            return Some((statistics, (1..of.0.sums() + 4).collect()));
+        }
         Kernel::QuantisedAttentionGrad(_) => (&[3], &[0, 1, 2, 3]),
         Kernel::QuantiseWeights(all) => {
             let outputs = all.iter().map(Quantise::output_count).sum();

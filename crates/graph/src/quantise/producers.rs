@@ -1,7 +1,7 @@
 //! What is only computed to be quantised is computed on the way there, or quantised where it is computed.
 
 use ironmill_compute::{
-    DType, GeluProduct, Kernel, Op, Quantise, QuantisedAttentionGrad, QuantisedNorm,
+    DType, GeluProduct, Kernel, Op, Quantise, QuantisedAttentionGrad, QuantisedNorm, QuantisedNormGrads,
     quantise::{MOST_NORM_COLUMNS, Source},
 };
 
@@ -23,7 +23,13 @@ struct Quantised {
 
 /// Fuses as long as there is something to fuse.
 pub(super) fn fuse(graph: &mut Graph) {
-    for rule in [compute_on_the_way, quantise_in_norm, quantise_in_attention, quantise_in_product] {
+    for rule in [
+        compute_on_the_way,
+        quantise_in_norm,
+        quantise_in_norm_grads,
+        quantise_in_attention,
+        quantise_in_product,
+    ] {
         while quantised(graph).iter().any(|at| rule(graph, at)) {}
     }
 }
@@ -88,6 +94,24 @@ fn quantised_norm(graph: &Graph, node: usize, y: Tensor) -> Option<QuantisedNorm
     let (columns, gain) = (graph.shape(y).columns(), graph.shape(inputs[norm.before_gain()]));
     let is_whole = columns <= MOST_NORM_COLUMNS && gain.elements() == columns;
     (is_whole && outputs[usize::from(adds)] == y).then_some(norm)
+}
+
+/// The gradient that a norm's gradients write for others, too, becomes both copies where it is computed.
+fn quantise_in_norm_grads(graph: &mut Graph, at: &Quantised) -> bool {
+    let Node { kernel: Kernel::NormGrads(of), inputs, outputs, .. } = &graph.nodes[at.producer] else {
+        return false;
+    };
+    let fused = QuantisedNormGrads(*of);
+    let suits = QuantisedNormGrads::suits(graph.info(at.tensor).of, graph.info(inputs[2]).of);
+    if !(outputs[0] == at.tensor && at.of == fused.copies() && suits) {
+        return false;
+    }
+    let copies = graph.nodes[at.by].outputs.clone();
+    let node = &mut graph.nodes[at.producer];
+    node.kernel = Kernel::QuantisedNormGrads(fused);
+    node.outputs.extend(copies);
+    graph.nodes.remove(at.by);
+    true
 }
 
 /// The gradient of an attention whose both copies are wanted is written in eight bits where it is computed.

@@ -22,17 +22,11 @@
 #define FEW_ROWS 0
 #endif
 
-// What `*_grads` sum over rows besides the gradient of the gain: that of a shift, and the rows of their result.
-#ifndef SHIFTS
-#define SHIFTS 0
-#endif
-#ifndef SUMS_ROWS
-#define SUMS_ROWS 0
-#endif
-
 constexpr int W = WIDE ? WIDTH : 1;
 constexpr int THREADS = TEAM <= 32 ? 256 : TEAM;
 constexpr int ROWS = THREADS / TEAM;
+
+#include "norm_grad.cuh"
 
 __device__ __forceinline__ float team_sum(float x) {
     if constexpr (TEAM <= 32) {
@@ -236,10 +230,7 @@ __device__ __forceinline__ void norm_grad(const real* __restrict__ d_y, const re
     }
 }
 
-// The same, and on the way the sums over rows that are gradients of the norm's parameters and of a bias: of d_y·x̂, of d_y,
-// and of what is stored in d_x. A thread sums its columns over the rows of its team, a block adds its teams' sums in order
-// and leaves them in `partials` [blocks, SUMS, columns].
-constexpr int SUMS = 1 + SHIFTS + SUMS_ROWS;
+// The same, and on the way sums over rows: see norm_grad.cuh. A thread sums its columns over the rows of its team.
 constexpr int SUM_THREADS = TEAM <= 32 ? 128 : TEAM;
 // Where a row has a whole block and a thread one pack of it, the next rows are copied ahead: see below.
 constexpr bool AHEAD = WIDE && PACKS == 1 && TEAM > 32 && TEAM <= 512;
@@ -247,94 +238,21 @@ constexpr bool AHEAD = WIDE && PACKS == 1 && TEAM > 32 && TEAM <= 512;
 constexpr int SUM_WARPS = AHEAD ? 28 : 16;
 constexpr int SUM_BLOCKS = TEAM <= 32 ? 4 : TEAM < SUM_WARPS * 32 ? SUM_WARPS * 32 / TEAM : 1;
 
-// What a thread adds to its sums for one pack of a row, and to the two sums over the row.
-__device__ __forceinline__ void sum_pack(const Kept<W>& d_y, const Kept<W>& x, const float (&gains)[W], float mean,
-                                         float rstd, int k, float (&sums)[SUMS][PACKS][W], float& scaled,
-                                         float& product) {
-    float d[W], normal[W];
-    d_y.get(d);
-    x.get(normal);
-#pragma unroll
-    for (int e = 0; e < W; e++) {
-        const float g = d[e] * gains[e], hat = (normal[e] - mean) * rstd;
-        scaled += g;
-        product += g * hat;
-        sums[0][k][e] += d[e] * hat;
-        if (SHIFTS) sums[SHIFTS][k][e] += d[e];
-    }
-}
-
-// One pack of d_x, stored and summed.
-__device__ __forceinline__ void write_pack(const Kept<W>& d_y, const Kept<W>& x, const Kept<W>& other,
-                                           const float (&gains)[W], float mean, float rstd, float mean_scaled,
-                                           float mean_product, real* to, int k, float (&sums)[SUMS][PACKS][W]) {
-    float d[W], normal[W], before[W];
-    d_y.get(d);
-    x.get(normal);
-    other.get(before);
-    const float slope = rstd * mean_product, offset = fmaf(-mean, slope, mean_scaled);
-#pragma unroll
-    for (int e = 0; e < W; e++) {
-        const float rest = fmaf(normal[e], slope, offset);
-        d[e] = fmaf(rstd, fmaf(d[e], gains[e], -rest), before[e]);
-    }
-    Kept<W> stored;
-    stored.set(d);
-    stored.save(to);
-    if constexpr (SUMS_ROWS) {
-        stored.get(d);
-#pragma unroll
-        for (int e = 0; e < W; e++) sums[SUMS - 1][k][e] += d[e];
-    }
-}
-
 #if TEAM <= 32
-// Sums leave few registers, and so few threads, to wait for memory. Where a warp has a row, the next row is therefore copied
-// into shared memory while the last one is worked on.
 constexpr int SUM_TEAMS = SUM_THREADS / TEAM;
 
+#if WIDE && TEAM == 32
+typedef RowsAhead<SUM_THREADS> RowsInTurn;
+#else
 // The rows of d_y, x and other that a thread works on, one after the other.
 struct RowsInTurn {
     const real* from[3];
-    u64 rows, step;
+    u64 rows;
     u32 columns, lane;
-#if WIDE && TEAM == 32
-    // Shared memory: [2, 3, PACKS, SUM_THREADS] packs. A thread reads what it copied itself.
-    uint4* kept;
-    u32 turn;
-    __device__ __forceinline__ uint4* place(u32 turn, int part, int k) const {
-        return kept + (((turn % 2) * 3 + part) * PACKS + k) * SUM_THREADS + threadIdx.x;
-    }
-    __device__ __forceinline__ void ask(u64 row, u32 turn) const {
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            const u32 column = (k * TEAM + lane) * W;
-            if (row < rows && column < columns) {
-#pragma unroll
-                for (int part = 0; part < 3; part++) copy_ahead(place(turn, part, k), from[part] + row * columns + column);
-            }
-        }
-        end_group();
-    }
-    __device__ __forceinline__ void begin(uint4* shared, u64 row) {
-        kept = shared;
-        turn = 0;
-        ask(row, 0);
-    }
-    __device__ __forceinline__ void take(u64 row) {
-        ask(row + step, turn + 1);
-        wait_for_all_but<1>();
-    }
-    __device__ __forceinline__ Kept<W> get(int part, int k) const {
-        Kept<W> pack;
-        pack.raw = *place(turn, part, k);
-        return pack;
-    }
-    __device__ __forceinline__ void end_row() { turn++; }
-#else
+    u64 row;
     Kept<W> packs[3][PACKS];
-    __device__ __forceinline__ void begin(uint4*, u64) {}
-    __device__ __forceinline__ void take(u64 row) {
+    __device__ __forceinline__ void begin(uint4*, u64 first) { row = first; }
+    __device__ __forceinline__ void take(u64 next) {
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const u32 column = (k * TEAM + lane) * W;
@@ -343,11 +261,12 @@ struct RowsInTurn {
                 for (int part = 0; part < 3; part++) packs[part][k].load(from[part] + row * columns + column);
             }
         }
+        row = next;
     }
     __device__ __forceinline__ Kept<W> get(int part, int k) const { return packs[part][k]; }
     __device__ __forceinline__ void end_row() {}
-#endif
 };
+#endif
 
 template <bool CENTRES>
 __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const real* __restrict__ x,
@@ -366,20 +285,21 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
             for (int e = 0; e < W; e++) sums[s][k][e] = 0.0f;
         }
     }
-    RowsInTurn in{{d_y, x, other}, rows, (u64)gridDim.x * SUM_TEAMS, columns, lane};
+    const u64 step = (u64)gridDim.x * SUM_TEAMS;
+    RowsInTurn in{{d_y, x, other}, rows, columns, lane};
     in.begin(shared, (u64)blockIdx.x * SUM_TEAMS + team);
     // Statistics are asked for a row ahead, too.
     const auto mean_of = [=](u64 row) { return CENTRES && row < rows ? means[row] : 0.0f; };
     const auto rstd_of = [=](u64 row) { return row < rows ? rstds[row] : 0.0f; };
     float next_mean = mean_of((u64)blockIdx.x * SUM_TEAMS + team);
     float next_rstd = rstd_of((u64)blockIdx.x * SUM_TEAMS + team);
-    for (u64 first = (u64)blockIdx.x * SUM_TEAMS; first < rows; first += in.step) {
+    for (u64 first = (u64)blockIdx.x * SUM_TEAMS; first < rows; first += step) {
         const u64 row = first + team, at = row * columns;
         const bool lives = row < rows;
         const float mean = next_mean, rstd = next_rstd;
-        next_mean = mean_of(row + in.step);
-        next_rstd = rstd_of(row + in.step);
-        in.take(row);
+        next_mean = mean_of(row + step);
+        next_rstd = rstd_of(row + step);
+        in.take(row + step);
         float scaled = 0.0f, product = 0.0f;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
@@ -399,31 +319,15 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
             if (lives && column < columns) {
                 float gains[W];
                 load(gain + column, gains);
-                write_pack(in.get(0, k), in.get(1, k), in.get(2, k), gains, mean, rstd, mean_scaled, mean_product,
-                           d_x + at + column, k, sums);
+                const Kept<W> stored = pack_of(in.get(0, k), in.get(1, k), in.get(2, k), gains, mean, rstd, mean_scaled,
+                                               mean_product);
+                keep_pack(stored, d_x + at + column, k, sums);
             }
         }
         in.end_row();
     }
-    float* to = partials + (u64)blockIdx.x * SUMS * columns;
     // Rows were asked for past the last one, of which nothing came: shared memory is free.
-    constexpr u32 ROW = TEAM * PACKS * W;
-    float* parts = reinterpret_cast<float*>(shared);
-#pragma unroll
-    for (int s = 0; s < SUMS; s++) {
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-#pragma unroll
-            for (int e = 0; e < W; e++) parts[team * ROW + (k * TEAM + lane) * W + e] = sums[s][k][e];
-        }
-        __syncthreads();
-        for (u32 column = threadIdx.x; column < columns; column += SUM_THREADS) {
-            float sum = 0.0f;
-            for (u32 part = 0; part < SUM_TEAMS; part++) sum += parts[part * ROW + column];
-            to[s * columns + column] = sum;
-        }
-    }
+    leave_sums<SUM_THREADS, TEAM>(sums, reinterpret_cast<float*>(shared), partials, columns);
 }
 #else
 // A long row has a whole block, and a thread as few columns of it as possible: the fewer sums it keeps, the more threads wait
@@ -565,8 +469,9 @@ __device__ __forceinline__ void norm_grads(const real* __restrict__ d_y, const r
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
                 if (first + r >= rows || (k * TEAM + threadIdx.x) * W >= columns) continue;
-                write_pack(in.get(turn, r, 0, k), in.get(turn, r, 1, k), in.get(turn, r, 2, k), gains[k], own_mean[r],
-                           own_rstd[r], mean_scaled, mean_product, d_x + at + r * columns + k * TEAM * W, k, sums);
+                const Kept<W> stored = pack_of(in.get(turn, r, 0, k), in.get(turn, r, 1, k), in.get(turn, r, 2, k),
+                                               gains[k], own_mean[r], own_rstd[r], mean_scaled, mean_product);
+                keep_pack(stored, d_x + at + r * columns + k * TEAM * W, k, sums);
             }
         }
     }

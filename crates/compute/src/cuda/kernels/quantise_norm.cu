@@ -10,12 +10,12 @@
 #define PACKS 3
 #endif
 
-constexpr int W = WIDTH, WORDS = W / 4;
+constexpr int W = WIDTH;
 constexpr u32 THREADS = 256, WARPS = THREADS / 32, ROWS = 32;
 // The bound of a row comes below two to this power.
 constexpr int TOP = 8;
-// Rows that a thread writes of a column, and the groups of as many that a block has.
-constexpr u32 EACH_ROWS = 16, GROUPS = ROWS / EACH_ROWS;
+
+#include "byte_tile.cuh"
 
 // A lane's part of a row: a, and b where there is a sum.
 template <bool ADDS> struct Part {
@@ -46,34 +46,6 @@ __device__ __forceinline__ u32 largest(const real* parameters, u32 lane, u32 col
     return __reduce_max_sync(0xffffffffu, most);
 }
 
-// A pack of numbers as bytes.
-struct alignas(W) Bytes { u32 words[WORDS]; };
-
-// Where shared memory has a word of a row. The groups of rows that threads read side by side lie in different banks.
-__device__ __forceinline__ u32 place(u32 row, u32 word, u32 row_words) {
-    return row * row_words + (word ^ row / EACH_ROWS * (32 / GROUPS));
-}
-
-// Writes the rows of a block, which are columns of the copy, once all of them are there: a thread 16 rows of 4 columns at a time.
-__device__ __forceinline__ void write_columns(const u32* tile, unsigned char* __restrict__ transposed, u32 first, u32 rows,
-                                              u32 columns, u32 row_words) {
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < columns / 4 * GROUPS; i += THREADS) {
-        const u32 group = i % GROUPS, word = i / GROUPS, row = first + group * EACH_ROWS;
-        if (row >= rows) continue;
-        u32 fours[EACH_ROWS / 4][4];
-#pragma unroll
-        for (int r = 0; r < EACH_ROWS; r++) fours[r / 4][r % 4] = tile[place(group * EACH_ROWS + r, word, row_words)];
-#pragma unroll
-        for (int four = 0; four < EACH_ROWS / 4; four++) turn(fours[four]);
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            *reinterpret_cast<uint4*>(transposed + (u64)(word * 4 + c) * rows + row) =
-                make_uint4(fours[0][c], fours[1][c], fours[2][c], fours[3][c]);
-        }
-    }
-}
-
 // b may have a bias, which is added to it first. `root` is √C. `row_words` is a multiple of 32, at least C / 4.
 template <bool ADDS, bool CENTRES>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
@@ -83,7 +55,8 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
                                      float* __restrict__ unit, unsigned char* __restrict__ as_it_is,
                                      unsigned char* __restrict__ transposed, u32 rows, u32 columns, u32 row_words,
                                      float root, float eps) {
-    extern __shared__ __align__(16) u32 tile[];
+    extern __shared__ __align__(16) u32 shared[];
+    const ByteTile<THREADS, ROWS> tile{shared, row_words};
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * ROWS;
     Part<ADDS> next;
     if (first + warp < rows) next.load(a, b, (u64)(first + warp) * columns, lane, columns);
@@ -151,21 +124,16 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
             }
 #pragma unroll
             for (int e = 0; e < W; e++) x[e] *= scale;
-            Bytes bytes;
-#pragma unroll
-            for (int i = 0; i < WORDS; i++) {
-                const u32 low = two_bytes<false>(x[4 * i], x[4 * i + 1]), high = two_bytes<false>(x[4 * i + 2], x[4 * i + 3]);
-                bytes.words[i] = low | high << 16;
-            }
+            const Bytes bytes = bytes_of<false>(x);
             if (as_it_is) *reinterpret_cast<Bytes*>(as_it_is + at + column) = bytes;
-            *reinterpret_cast<Bytes*>(&tile[place(own, column / 4, row_words)]) = bytes;
+            tile.put(own, column, bytes);
         }
         if (lane == 0) {
             if constexpr (CENTRES) means[row] = mean;
             rstds[row] = rstd;
         }
     }
-    if (transposed) write_columns(tile, transposed, first, rows, columns, row_words);
+    if (transposed) tile.write_columns(transposed, first, rows, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

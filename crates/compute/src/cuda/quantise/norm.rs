@@ -49,6 +49,6 @@ pub(super) fn add(
 }
 
 /// Packs of a row that a lane has.
-fn packs(real: DType, columns: usize) -> usize {
+pub(super) fn packs(real: DType, columns: usize) -> usize {
     columns.div_ceil(32 * PACK_BYTES / real.bytes())
 }
