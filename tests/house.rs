@@ -37,6 +37,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/compute/src/cuda/blas.rs",
     "crates/compute/src/cuda/cudnn.rs",
     "crates/compute/src/cuda/driver.rs",
+    "crates/compute/src/cuda/driver/pages.rs",
     "crates/compute/src/cuda/library.rs",
     "crates/compute/src/cuda/milestones.rs",
     "crates/compute/src/cuda/nvml.rs",
