@@ -8,8 +8,9 @@ mod cases;
 use cases::{
     Case, Data, Tensor, UNLIKELY, adams_with_copies, all, attentions_in_whole_tiles,
     attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gelu_products,
-    gelus_worth_timing, products_of_rows, quantised, quantised_attention_grads, quantised_norm_grads,
-    quantised_norms, quantised_weights, run, scaled_products, unlikely_targets,
+    gelus_worth_timing, grads_of_many_heads, grads_of_whole_heads, products_of_rows, quantised,
+    quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads, quantised_norms,
+    quantised_weights, run, scaled_products, unlikely_targets,
 };
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, HostData, Kernel, TensorType, View,
@@ -295,8 +296,36 @@ fn quantised_gradients_of_norms_are_the_references() {
 #[test]
 fn quantised_gradients_of_attentions_are_the_references() {
     let Some(mut cuda) = cuda() else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_attention_grads(), of)).concat() {
+    check_quantised_attention_grads(&mut cuda, &quantised_attention_grads());
+}
+
+/// One kernel for whole heads gives what the reference does, in numbers of 16 and of eight bits, and the same bits twice.
+#[test]
+fn gradients_of_whole_heads_are_the_references() {
+    let Some(mut cuda) = cuda_with(AttentionBy::WholeHeads) else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&grads_of_whole_heads(), of)).concat() {
         let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        compare_within(slack(&case), &case, &first, &case.expected()).expect("within the bounds");
+    }
+    check_quantised_attention_grads(&mut cuda, &quantised_grads_of_whole_heads());
+}
+
+/// Heads that share a multiprocessor one after another give what the kernels by tiles do.
+#[test]
+fn gradients_of_many_whole_heads_are_those_by_tiles() {
+    let Some(mut whole) = cuda_with(AttentionBy::WholeHeads) else { return };
+    let Some(mut by_tiles) = cuda_with(AttentionBy::Kernels) else { return };
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(&grads_of_many_heads(), of)).concat() {
+        let [first, second] = [0, 1].map(|_| run(&mut whole, &case).unwrap());
+        assert_eq!(first, second, "{}", case.name());
+        compare_within(slack(&case), &case, &first, &run(&mut by_tiles, &case).unwrap()).expect("alike");
+    }
+}
+
+fn check_quantised_attention_grads(cuda: &mut Cuda, cases: &[Case]) {
+    for case in [DType::BF16, DType::F16].map(|of| narrowed(cases, of)).concat() {
+        let [first, second] = [0, 1].map(|_| run(cuda, &case).expect("a kernel runs it"));
         let name = case.name();
         assert_eq!(first, second, "{name}");
         let expected = case.expected();

@@ -2,8 +2,10 @@
 //!
 //! bf16 and f16 run on the matrix units (`attention.cu`), f32 and wide heads without them (`attention_f32.cu`), a single query over a cache in
 //! a kernel of its own (`attention_decode.cu`), and plain attention over whole heads on Hopper's own units
-//! (`attention_hopper.cu`). All of them take a pointer to the first element and the length of a row, or a map that says the
+//! (`attention_hopper.cu`, and gradients of enough heads by `attention_whole_heads.cu`). All of them take a pointer to the first element and the length of a row, or a map that says the
 //! same, so that heads inside one tensor and heads apart are the same to them.
+
+mod whole_heads;
 
 use super::{
     call::{Arg, Builder, Grid},
@@ -162,6 +164,12 @@ impl Heads {
     fn parts_before(&self) -> [usize; 3] {
         let Attention { heads, kv_heads, .. } = self.attention;
         [0, heads, heads + kv_heads].map(|before| before * self.size)
+    }
+
+    /// Where queries, keys and values begin that lie side by side in bytes, as they stand and transposed.
+    fn parts_of_bytes(&self, rows: Arg, transposed: Arg) -> [[Arg; 2]; 3] {
+        let positions = self.batch * self.queries;
+        self.parts_before().map(|before| [rows.plus(before), transposed.plus(before * positions)])
     }
 
     /// Positions of queries.
@@ -589,11 +597,8 @@ fn warpgroups_backward(
     gradients: Gradients,
     sums: Option<(&[View], bool)>,
 ) -> Result<()> {
-    let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
     let [q, k, v] = heads.all_rows(parts);
-    let tensors = [heads.rows(d_out, true, query_heads * heads.size), q, k, v];
-    let blocks = heads.batch * query_heads * heads.queries.div_ceil(Warpgroups::ROWS);
-    let statistics = builder.scratch(blocks * 2 * Warpgroups::ROWS * size_of::<f32>());
+    let tensors = [heads.rows(d_out, true, heads.attention.heads * heads.size), q, k, v];
     // Every warpgroup leaves the sums of its rows: a row of them for each 64 positions, in the order of the columns.
     let (chunks, columns) = (heads.batch * heads.queries.div_ceil(Warpgroups::ROWS), heads.q_stride);
     let partials = match sums {
@@ -604,6 +609,32 @@ fn warpgroups_backward(
         Some(_) => partials.plus(before * size_of::<f32>()),
         None => partials,
     });
+    let known = [d_out, out, log_sum_exp];
+    let column_sums = ([q_sums, k_sums, v_sums], columns);
+    if whole_heads::suits(builder, heads) {
+        whole_heads::add(builder, heads, &tensors, known, gradients, column_sums)?;
+    } else {
+        warpgroups_by_tiles(builder, heads, &tensors, known, gradients, column_sums)?;
+    }
+    match sums {
+        Some((to, adds)) => rows::finish_columns(builder, heads.real, partials, to, [chunks, columns], adds),
+        None => Ok(()),
+    }
+}
+
+/// By tiles of queries, then by tiles of keys: the output's gradient, the output and its log-sum-exp; where the sums of each gradient's
+/// columns go, in rows of so many.
+fn warpgroups_by_tiles(
+    builder: &mut Builder<'_>,
+    heads: &Heads,
+    tensors: &[HeadRows],
+    [d_out, out, log_sum_exp]: [Arg; 3],
+    gradients: Gradients,
+    ([q_sums, k_sums, v_sums], columns): ([Arg; 3], usize),
+) -> Result<()> {
+    let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
+    let blocks = heads.batch * query_heads * heads.queries.div_ceil(Warpgroups::ROWS);
+    let statistics = builder.scratch(blocks * 2 * Warpgroups::ROWS * size_of::<f32>());
     let mut add = |name, operands: &[Arg], by_keys: bool, last: &[Arg]| {
         let (kind, rows, count, stride) = if by_keys {
             (Warpgroups::by_key(heads), heads.keys, kv_heads, heads.kv_stride)
@@ -617,7 +648,7 @@ fn warpgroups_backward(
         arguments.extend([heads.causal(), heads.scale()]);
         arguments.extend_from_slice(last);
         let grid = kind.grid(heads, rows, all_heads);
-        builder.give_maps(&tensors)?;
+        builder.give_maps(tensors)?;
         builder.kernel(Source::AttentionHopper, name, heads.real, &[("HEAD", heads.size)], grid, &arguments)
     };
     let known = [d_out, out, log_sum_exp, statistics];
@@ -627,9 +658,7 @@ fn warpgroups_backward(
             add("attention_hopper_d_kv", &[statistics, d_k, d_v, k_sums, v_sums], true, &[])?;
         }
         Gradients::Bytes(InBytes { rows, transposed, partials, unit, top }) => {
-            let positions = heads.batch * heads.queries;
-            let [q, k, v] =
-                heads.parts_before().map(|before| [rows.plus(before), transposed.plus(before * positions)]);
+            let [q, k, v] = heads.parts_of_bytes(rows, transposed);
             let top = Arg::U32(top);
             let operands = [&known[..], &q, &[q_sums]].concat();
             add("attention_hopper_d_q_eight", &operands, false, &[partials, unit, top])?;
@@ -637,8 +666,5 @@ fn warpgroups_backward(
             add("attention_hopper_d_kv_eight", &operands, true, &[partials, top])?;
         }
     }
-    match sums {
-        Some((to, adds)) => rows::finish_columns(builder, heads.real, partials, to, [chunks, columns], adds),
-        None => Ok(()),
-    }
+    Ok(())
 }

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::{
+    AttentionBy,
     blas::{Blas, IN_A_ROW, Prepared, Product, ProductPlan},
     cudnn::{self, Cudnn},
     driver::{Arguments, Driver, FactorBoxes, Function, HeadRows, MatrixBoxes, TensorMap},
@@ -125,6 +126,7 @@ pub(super) struct Machine<'a> {
     pub modules: &'a mut Modules,
     pub blas: &'a mut Blas,
     pub cudnn: Option<&'a mut Cudnn>,
+    pub attention: AttentionBy,
     pub fault: u64,
     pub multiprocessors: usize,
     pub stream: usize,
@@ -201,6 +203,11 @@ impl<'a> Builder<'a> {
     /// Multiprocessors of the card: what a kernel that loops over its work sizes its grid by.
     pub fn multiprocessors(&self) -> usize {
         self.machine.multiprocessors
+    }
+
+    /// What is to compute attentions.
+    pub fn attention_by(&self) -> AttentionBy {
+        self.machine.attention
     }
 
     /// The library of attentions, where it is there.
@@ -544,6 +551,7 @@ impl Machine<'_> {
             modules: self.modules,
             blas: self.blas,
             cudnn: self.cudnn.as_deref_mut(),
+            attention: self.attention,
             fault: self.fault,
             multiprocessors: self.multiprocessors,
             stream: self.stream,

@@ -490,8 +490,9 @@ impl Cudnn {
     ) -> Option<Self> {
         let api = Api::load(library::open(Needed::Cudnn, folders)?.library).ok()?;
         let version = version(&api);
-        let is_of_use =
-            by != AttentionBy::Kernels && capability <= NEWEST_CAPABILITY && version >= OLDEST_VERSION;
+        let is_of_use = ![AttentionBy::Kernels, AttentionBy::WholeHeads].contains(&by)
+            && capability <= NEWEST_CAPABILITY
+            && version >= OLDEST_VERSION;
         is_of_use.then_some(Cudnn {
             api: Some(api),
             library: None,

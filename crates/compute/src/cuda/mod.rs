@@ -2,7 +2,7 @@
 //!
 //! Kernels are the `.cu` files of `kernels/`, compiled for the card when a sequence first needs them and kept on disk. A bound
 //! sequence is captured once and replayed as one graph, so running it costs the host one call. Results depend on shapes, on the
-//! card and on the stored choices of algorithms: every sum has one owner or a fixed order, and no kernel adds numbers atomically.
+//! card and on the stored choices of algorithms: every sum has one owner or a fixed order, and no two threads add to one number.
 
 mod aside;
 mod attention;
@@ -99,6 +99,8 @@ pub enum AttentionBy {
     Fastest,
     /// Our own kernels.
     Kernels,
+    /// Our own kernels, gradients in one of whole heads even where few heads leave multiprocessors idle.
+    WholeHeads,
     /// cuDNN.
     Cudnn,
 }
@@ -132,6 +134,7 @@ pub struct Cuda {
     multiprocessors: usize,
     /// The device, if memory can be put behind addresses later.
     paged: Option<c_int>,
+    attention: AttentionBy,
     free_at_first: usize,
     choices: Vec<PathBuf>,
     in_flight: InFlight,
@@ -248,6 +251,7 @@ impl Cuda {
             capability,
             multiprocessors,
             paged,
+            attention: options.attention,
             free_at_first,
             choices,
             in_flight: InFlight::default(),
@@ -383,6 +387,7 @@ impl Cuda {
             modules: &mut self.modules,
             blas: &mut self.blas,
             cudnn: self.cudnn.as_mut(),
+            attention: self.attention,
             fault: self.fault,
             multiprocessors: self.multiprocessors,
             stream: self.stream,

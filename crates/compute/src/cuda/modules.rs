@@ -38,12 +38,13 @@ pub(super) enum Source {
     DecodeFew,
     AttentionF32,
     AttentionHopper,
+    AttentionWholeHeads,
     GeluHopper,
     GeluEight,
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 12] = [
+const HEADERS: [(&str, &str); 13] = [
     ("byte_tile.cuh", include_str!("kernels/byte_tile.cuh")),
     ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
@@ -52,6 +53,7 @@ const HEADERS: [(&str, &str); 12] = [
     ("norm_grad.cuh", include_str!("kernels/norm_grad.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
     ("attention.cuh", include_str!("kernels/attention.cuh")),
+    ("attention_gradients.cuh", include_str!("kernels/attention_gradients.cuh")),
     ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
     ("matrix.cuh", include_str!("kernels/matrix.cuh")),
     ("turns.cuh", include_str!("kernels/turns.cuh")),
@@ -59,7 +61,7 @@ const HEADERS: [(&str, &str); 12] = [
 ];
 
 impl Source {
-    const ALL: [Source; 25] = [
+    const ALL: [Source; 26] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -82,6 +84,7 @@ impl Source {
         Source::DecodeFew,
         Source::AttentionF32,
         Source::AttentionHopper,
+        Source::AttentionWholeHeads,
         Source::GeluHopper,
         Source::GeluEight,
         Source::Transfer,
@@ -96,6 +99,7 @@ impl Source {
         match self {
             Source::Gemm => with(&[0, 1, 2], "OUT", &[0, 1]),
             Source::Attention | Source::AttentionHopper => with(&[1, 2], "HEAD", &[64, 128]),
+            Source::AttentionWholeHeads => with(&[1, 2], "HEAD", &[64]),
             Source::AttentionF32 => {
                 [with(&[0], "HEAD", &[64, 128, 256]), with(&[1, 2], "HEAD", &[256])].concat()
             }
@@ -156,6 +160,7 @@ impl Source {
             | Source::DecodeFew
             | Source::AttentionF32
             | Source::AttentionHopper
+            | Source::AttentionWholeHeads
             | Source::GeluHopper
             | Source::GeluEight
             | Source::Transfer => false,
@@ -186,6 +191,7 @@ impl Source {
             Source::DecodeFew => "decode_few.cu",
             Source::AttentionF32 => "attention_f32.cu",
             Source::AttentionHopper => "attention_hopper.cu",
+            Source::AttentionWholeHeads => "attention_whole_heads.cu",
             Source::GeluHopper => "gelu_hopper.cu",
             Source::GeluEight => "gelu_eight.cu",
             Source::Transfer => "transfer.cu",
@@ -216,6 +222,7 @@ impl Source {
             Source::DecodeFew => include_str!("kernels/decode_few.cu"),
             Source::AttentionF32 => include_str!("kernels/attention_f32.cu"),
             Source::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
+            Source::AttentionWholeHeads => include_str!("kernels/attention_whole_heads.cu"),
             Source::GeluHopper => include_str!("kernels/gelu_hopper.cu"),
             Source::GeluEight => include_str!("kernels/gelu_eight.cu"),
             Source::Transfer => include_str!("kernels/transfer.cu"),

@@ -650,6 +650,39 @@ pub fn attentions_in_whole_tiles() -> Vec<Case> {
     cases
 }
 
+/// Gradients of heads that one kernel of a card may compute: three blocks of keys and two.
+pub fn grads_of_whole_heads() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (t, mask) in [(384, Mask::Causal), (256, Mask::Full)] {
+        whole_attention(&mut cases, [1, t, 64], single_heads(1, mask), &[]);
+    }
+    let is_gradient = |case: &Case| {
+        matches!(case.kernel, Kernel::Op(Op::AttentionGrad(_)) | Kernel::JointAttentionGrads { .. })
+    };
+    cases.into_iter().filter(is_gradient).collect()
+}
+
+/// The same for so many heads that every multiprocessor has some, one after another: too many for the reference.
+pub fn grads_of_many_heads() -> Vec<Case> {
+    let (b, t, d, heads) = (3, 384, 64, 100);
+    [Mask::Causal, Mask::Full]
+        .map(|mask| {
+            let of = single_heads(heads, mask);
+            let (wide, joint) = ([b, t, heads * d], [b, t, 3 * heads * d]);
+            let log_sum_exp = map(random(&[b, heads, t], 6), |x| (t as f32).ln() + 1.0 + 0.1 * x);
+            let inputs = vec![random(&wide, 4), random(&joint, 1), random(&wide, 5), log_sum_exp];
+            let outputs = vec![random(&joint, 9), random(&joint[2..], 10)];
+            let kernel = Kernel::JointAttentionGrads { of, add: false };
+            Case { kernel, inputs, outputs, terms: t + d }
+        })
+        .into()
+}
+
+fn single_heads(heads: usize, mask: Mask) -> Attention {
+    let (borders, products) = (false, DType::F32);
+    Attention { heads, kv_heads: heads, mask, cached: false, borders, window: 0, products }
+}
+
 /// Heads wider than the matrix units of cards take.
 pub fn attentions_of_wide_heads() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -717,34 +750,42 @@ fn results_of(of: Attention, qkv: &Tensor, borders: Option<Tensor>, d: usize) ->
 
 /// Gradients of attentions that are written in eight bits: grouped heads and single ones, of both sizes, and parts of a block's queries.
 pub fn quantised_attention_grads() -> Vec<Case> {
+    let sizes = [(2, 128, 64, 2, 2), (3, 64, 64, 4, 2), (1, 192, 128, 1, 1), (2, 320, 128, 2, 1)];
+    sizes.into_iter().flat_map(quantised_attention_grads_of).collect()
+}
+
+/// The same for heads whose gradients one kernel of a card may compute.
+pub fn quantised_grads_of_whole_heads() -> Vec<Case> {
+    [(2, 128, 64, 1, 1), (1, 256, 64, 1, 1)].into_iter().flat_map(quantised_attention_grads_of).collect()
+}
+
+fn quantised_attention_grads_of(
+    (b, t, d, heads, kv_heads): (usize, usize, usize, usize, usize),
+) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (b, t, d, heads, kv_heads) in
-        [(2, 128, 64, 2, 2), (3, 64, 64, 4, 2), (1, 192, 128, 1, 1), (2, 320, 128, 2, 1)]
-    {
-        for (mask, sums) in [
-            (Mask::Causal, None),
-            (Mask::Causal, Some(false)),
-            (Mask::Causal, Some(true)),
-            (Mask::Full, Some(false)),
-        ] {
-            let of = Attention {
-                heads,
-                kv_heads,
-                mask,
-                cached: false,
-                borders: false,
-                window: 0,
-                products: DType::F32,
-            };
-            let qkv = random(&[b, t, (heads + 2 * kv_heads) * d], 1);
-            let mut inputs = vec![random(&[b, t, heads * d], 4), qkv.clone()];
-            inputs.extend(results_of(of, &qkv, None, d));
-            let kernel = QuantisedAttentionGrad { of, sums };
-            let out = kernel.copies(t).outputs(qkv.of);
-            let outputs = out.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
-            let kernel = Kernel::QuantisedAttentionGrad(kernel);
-            cases.push(Case { kernel, inputs, outputs, terms: t + d });
-        }
+    for (mask, sums) in [
+        (Mask::Causal, None),
+        (Mask::Causal, Some(false)),
+        (Mask::Causal, Some(true)),
+        (Mask::Full, Some(false)),
+    ] {
+        let of = Attention {
+            heads,
+            kv_heads,
+            mask,
+            cached: false,
+            borders: false,
+            window: 0,
+            products: DType::F32,
+        };
+        let qkv = random(&[b, t, (heads + 2 * kv_heads) * d], 1);
+        let mut inputs = vec![random(&[b, t, heads * d], 4), qkv.clone()];
+        inputs.extend(results_of(of, &qkv, None, d));
+        let kernel = QuantisedAttentionGrad { of, sums };
+        let out = kernel.copies(t).outputs(qkv.of);
+        let outputs = out.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
+        let kernel = Kernel::QuantisedAttentionGrad(kernel);
+        cases.push(Case { kernel, inputs, outputs, terms: t + d });
     }
     cases
 }

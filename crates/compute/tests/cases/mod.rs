@@ -12,7 +12,10 @@ pub use list::{
     scaled_products, unlikely_targets,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
-pub use list::{attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing};
+pub use list::{
+    attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing, grads_of_many_heads,
+    grads_of_whole_heads, quantised_grads_of_whole_heads,
+};
 
 /// What products can be of.
 pub const PRODUCTS: [DType; 2] = [DType::F32, DType::BF16];

@@ -17,8 +17,16 @@ template <int ROWS> constexpr int TILE_BYTES = SHEETS * ROWS * SHEET_ROW_BYTES;
 
 // ---- Copies ------------------------------------------------------------------------------------------------------
 
-// Rows `first`.. of a head into a tile of ROWS; zeroes past the last row. Called by one thread.
-template <int ROWS>
+// What says of a copy, a load or a store that its bytes are the first to leave the cache.
+__device__ __forceinline__ u64 first_to_leave() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Rows `first`.. of a head into a tile of ROWS; zeroes past the last row. Called by one thread. With MAKES_ROOM they are the first
+// to leave the cache.
+template <int ROWS, bool MAKES_ROOM = false>
 __device__ __forceinline__ void copy_tile(u32 tile, u32 barrier, const TensorMap* map, u32 head, int first,
                                           u32 sample) {
 #pragma unroll
@@ -26,11 +34,20 @@ __device__ __forceinline__ void copy_tile(u32 tile, u32 barrier, const TensorMap
 #pragma unroll
         for (int row = 0; row < ROWS; row += BOX_ROWS) {
             u32 to = tile + (sheet * ROWS + row) * SHEET_ROW_BYTES;
-            asm volatile(
-                "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                "[%0], [%1, {%3, %4, %5, %6}], [%2];"
-                ::"r"(to), "l"(map), "r"(barrier), "r"(sheet * 64), "r"(head), "r"(first + row), "r"(sample)
-                : "memory");
+            if constexpr (MAKES_ROOM) {
+                asm volatile(
+                    "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                    "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+                    ::"r"(to), "l"(map), "r"(barrier), "r"(sheet * 64), "r"(head), "r"(first + row), "r"(sample),
+                    "l"(first_to_leave())
+                    : "memory");
+            } else {
+                asm volatile(
+                    "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                    "[%0], [%1, {%3, %4, %5, %6}], [%2];"
+                    ::"r"(to), "l"(map), "r"(barrier), "r"(sheet * 64), "r"(head), "r"(first + row), "r"(sample)
+                    : "memory");
+            }
         }
     }
 }

@@ -30,9 +30,6 @@ __device__ __forceinline__ u32 rank_in_cluster() {
 __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void barrier_begin_counted(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
 // Arrives at the barrier that lies at this place of another block, or of this one. The order is that of a block, not of
 // the cluster, which would cost a fence as long as two stages: what was read with it has come to an end.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
@@ -67,15 +64,6 @@ __device__ __forceinline__ void store_box(const TensorMap* map, u32 from, u32 co
 __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until shared memory that was given to stores may be written again.
 __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Orders what this thread wrote to shared memory before what the copy engine reads.
-__device__ __forceinline__ void writes_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// Counterpart of `load_matrices`.
-__device__ __forceinline__ void store_matrices(u32 to, const u32 (&from)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
-}
-
 // ---- Turns -------------------------------------------------------------------------------------------------------
 
 // Those who take turns, so many of them, wait for theirs at the matrix units, and others give it. `group_wait` and

@@ -23,9 +23,16 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
 __device__ __forceinline__ void barrier_begin(u32 barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
+// The same when so many have arrived.
+__device__ __forceinline__ void barrier_begin_counted(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
 __device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
@@ -55,6 +62,17 @@ __device__ __forceinline__ bool is_last(u32 counter, int warps) {
     u32 before;
     asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(counter) : "memory");
     return (before + 1) % warps == 0;
+}
+
+// ---- Shared memory -------------------------------------------------------------------------------------------------
+
+// Orders what this thread wrote to shared memory before what the copy engine or the matrix units read.
+__device__ __forceinline__ void writes_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Counterpart of `load_matrices`.
+__device__ __forceinline__ void store_matrices(u32 to, const u32 (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
 }
 
 // ---- Products ----------------------------------------------------------------------------------------------------
