@@ -60,6 +60,17 @@ struct Measured {
 
 /// Measures and shows every batch size.
 pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> Result<()> {
+    let precision = match settings.precision {
+        Precision::Fp32 => model::Precision::Fp32,
+        Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => model::Precision::Bf16,
+    };
+    let (keep, name, bits) = match plan.weights {
+        Some(weights) => (weights.keep(precision, device_name)?, "int8", 8.0 + 32.0 / int8::GROUP as f64),
+        None => {
+            let bits = 8.0 * settings.precision.stored().bytes() as f64;
+            (precision.keep(device_name), settings.precision.name(), bits)
+        }
+    };
     let (machine, device): (Machine, Box<dyn Device>) = match cuda::ordinal(device_name) {
         Some(ordinal) => {
             let mut card = Cuda::new(&cuda::options(ordinal, None))?;
@@ -95,23 +106,17 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
     let config = ModelConfig { context: plan.prompt + plan.tokens, ..plan.sizes.config() };
     let model = Model::new(config.clone())?;
     let values = model.initial_values_by(settings.threads, 1);
-    let precision = match settings.precision {
-        Precision::Fp32 => model::Precision::Fp32,
-        Precision::Bf16 | Precision::Fp8 | Precision::Fp8Head => model::Precision::Bf16,
-    };
-    let (keep, name, bits) = match plan.weights {
-        Some(weights) => (weights.keep(device_name)?, "int8", 8.0 + 32.0 / int8::GROUP as f64),
-        None => {
-            let bits = 8.0 * settings.precision.stored().bytes() as f64;
-            (precision.keep(device_name), settings.precision.name(), bits)
-        }
-    };
     let parameters = model.layout().count();
     let mut engine = Engine::keeping(device, model, &values, keep)?;
     drop(values);
-    let work = Work::new(&config, bits / 8.0, cuda::ordinal(device_name).is_some());
+    // A processor keeps caches in f32.
+    let is_card = cuda::ordinal(device_name).is_some();
+    let cache_bytes = if is_card { settings.precision.stored().bytes() } else { size_of::<f32>() };
+    let work = Work::new(&config, bits / 8.0, cache_bytes);
+    let used = engine.used_bytes();
+    let memory = used.map_or(String::new(), |used| format!(", {} of the card's memory", bytes(used as u64)));
     let what = format!(
-        "{}, {} parameters in {}, {} of weights a step; prompt {}, {} new tokens",
+        "{}, {} parameters in {}, {} of weights a step{memory}; prompt {}, {} new tokens",
         config.architecture.name(),
         grouped(parameters as u64),
         name,
@@ -124,6 +129,7 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
         "parameters": parameters,
         "precision": name,
         "weight_bytes": work.weight_bytes,
+        "used_bytes": used,
         "prompt": plan.prompt,
         "tokens": plan.tokens,
     });
@@ -147,14 +153,13 @@ struct Work {
 }
 
 impl Work {
-    fn new(config: &ModelConfig, weight_bytes: f64, is_card: bool) -> Work {
+    fn new(config: &ModelConfig, weight_bytes: f64, cache_bytes: usize) -> Work {
         let head = config.vocab_size * config.width;
         let weights = config.product_parameters();
         let cache = 2 * config.layers * config.kv_heads * config.head_dim;
         Work {
             weight_bytes: weights as f64 * weight_bytes,
-            // A processor keeps them in f32.
-            cache_bytes: cache as f64 * if is_card { weight_bytes } else { 4.0 },
+            cache_bytes: (cache * cache_bytes) as f64,
             prefill_flops: 2.0 * (weights - head) as f64,
         }
     }

@@ -50,7 +50,8 @@ Examples:
   ironmill bench generate --threads 2
   ironmill bench generate --model llama:12x12x768 --vocab 32000 --precision bf16 --batch 1,4,16
   ironmill bench generate --model llama:12x12x768 --vocab 32000 --weights int8 --batch 1,4,16
-  ironmill bench generate --device cuda --precision bf16 --model gpt2 --prompt 32 --tokens 256 --batch 1,64")]
+  ironmill bench generate --device cuda --precision bf16 --model gpt2 --prompt 32 --tokens 256 --batch 1,64
+  ironmill bench generate --device cuda --precision bf16 --weights int8 --model 48x25x1600 --vocab 50257 --batch 1,4")]
     Generate(GenerateArgs),
     /// Training a tokenizer and encoding with it: reading, scanning, counting, learning, encoding, decoding
     #[command(after_help = "\
@@ -163,8 +164,8 @@ pub struct GenerateArgs {
     /// Ask for the probability of every token, and the N likeliest
     #[arg(long, value_name = "N")]
     log_probabilities: Option<u16>,
-    /// Keep weights in eight bits, on a processor
-    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "precision")]
+    /// Keep weights in eight bits; on a card, --precision says what all else is kept in
+    #[arg(long, value_enum, value_name = "TYPE")]
     weights: Option<Weights>,
     /// Times that each measurement is taken
     #[arg(long, default_value = "3", value_name = "N")]

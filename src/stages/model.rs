@@ -210,8 +210,9 @@ pub struct Storage {
     /// What weights are kept in; on a card, everything else, too
     #[arg(long, value_enum, default_value_t = Precision::Fp32)]
     precision: Precision,
-    /// Keep weights in eight bits, which a processor reads in a quarter of fp32's time; eval shows what it costs
-    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "precision")]
+    /// Keep weights of products in eight bits, a quarter of fp32's bytes; eval shows what it costs. On a card, --precision says what all else is
+    /// kept in
+    #[arg(long, value_enum, value_name = "TYPE")]
     weights: Option<Weights>,
 }
 
@@ -231,7 +232,7 @@ impl Storage {
     /// The same for a device.
     fn keep(self, device: &str) -> Result<Keep> {
         match self.weights {
-            Some(weights) => weights.keep(device),
+            Some(weights) => weights.keep(self.precision, device),
             None => Ok(self.precision.keep(device)),
         }
     }
@@ -245,14 +246,19 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// The same for a device, which must be a processor.
-    pub fn keep(self, device: &str) -> Result<Keep> {
-        if cuda::ordinal(device).is_none() {
-            return Ok(Keep::Int8);
+    /// The same for a device, and what everything else is kept in there: f32, unless it is a card.
+    pub fn keep(self, rest: Precision, device: &str) -> Result<Keep> {
+        let Weights::Int8 = self;
+        match rest {
+            Precision::Fp32 => Ok(Keep::Int8(DType::F32)),
+            Precision::Bf16 if cuda::ordinal(device).is_some() => Ok(Keep::Int8(DType::BF16)),
+            Precision::Bf16 => {
+                let message = format!(
+                    "--weights int8 keeps all else in fp32 on {device}: leave out --precision bf16, or use --device cuda"
+                );
+                Err(Failure::new(Code::Usage, message))
+            }
         }
-        let message =
-            format!("--weights int8 is for processors, not {device}: leave it out, or use --device cpu");
-        Err(Failure::new(Code::Usage, message))
     }
 }
 

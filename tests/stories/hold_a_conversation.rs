@@ -123,8 +123,8 @@ fn every_flag_of_chat_changes_something() {
     for flags in [["--precision", "bf16"], ["--weights", "int8"]] {
         assert_eq!(answers(&desk, &flags, "Hello\n")[0]["role"], "assistant", "{flags:?}");
     }
-    let on_a_card = ["chat", "model", "--weights", "int8", "--device", "cuda"];
-    desk.fails(2, &on_a_card, &["is for processors", "--device cpu"]);
+    let of_both = ["chat", "model", "--weights", "int8", "--precision", "bf16", "--device", "cpu"];
+    desk.fails(2, &of_both, &["--weights int8", "leave out --precision bf16"]);
     desk.fails(69, &["chat", "model", "--device", "none"], &["there is no device \"none\""]);
     desk.fails(66, &["chat", "model", "--tokenizer", "none.json"], &["none.json"]);
 }

@@ -79,7 +79,7 @@ impl HostData<'_> {
 pub enum Frozen {
     /// Every number as it was written.
     Exact,
-    /// In eight bits, as [`int8`](crate::int8) says: a matrix of f32 whose every number moves by up to half a scale.
+    /// In eight bits, as [`int8`](crate::int8) says: every number moves by up to half a scale.
     Int8,
 }
 
@@ -119,9 +119,10 @@ pub trait Device: Send {
     /// keep it in another order, in which they read it faster: what is bound from now on finds it so, a download gives its
     /// numbers, and writing is refused. Sequences that were bound before and name it can no longer be run.
     ///
-    /// In eight bits, a device that has such products rounds its numbers first; a matrix of a few lines may stay as it is.
-    fn freeze(&mut self, matrix: &View, how: Frozen) -> Result<()> {
-        let _ = matrix;
+    /// `numbers` are those of the matrix in f32: itself, or what it is a copy of in another type, and then nobody reads the copy's own numbers
+    /// again. In eight bits, a device that has such products rounds them first; a matrix of a few lines may take as much room as before.
+    fn freeze(&mut self, matrix: &View, numbers: &View, how: Frozen) -> Result<()> {
+        let _ = (matrix, numbers);
         match how {
             Frozen::Exact => Ok(()),
             Frozen::Int8 => Err(Error::NoInt8 { device: self.name() }),

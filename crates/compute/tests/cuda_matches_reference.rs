@@ -8,13 +8,13 @@ mod cases;
 use cases::{
     Case, Data, Tensor, UNLIKELY, adams_with_copies, all, attentions_in_whole_tiles,
     attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gelu_products,
-    gelus_worth_timing, grads_of_many_heads, grads_of_whole_heads, products_of_rows, quantised,
+    gelus_worth_timing, grads_of_many_heads, grads_of_whole_heads, indices, products_of_rows, quantised,
     quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads, quantised_norms,
-    quantised_weights, run, scaled_products, unlikely_targets,
+    quantised_weights, random, run, scaled_products, unlikely_targets,
 };
 use ironmill_compute::{
-    AttentionBy, Cuda, CudaOptions, DType, Device, Error, GeluProduct, HostData, Kernel, TensorType, View,
-    quantise::Source,
+    AttentionBy, Cuda, CudaOptions, DType, Device, Error, Frozen, GeluProduct, HostData, Kernel, Launch, Op,
+    Reference, Result, TensorType, View, quantise::Source,
 };
 
 fn cuda() -> Option<Cuda> {
@@ -494,6 +494,87 @@ fn every_way_to_run_a_product_with_gelu_matches_the_reference() {
         }
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A launch on weights that a device keeps in eight bits, made from f32 as a model's masters are; then the weights as it gives them back.
+fn run_frozen(device: &mut dyn Device, case: &Case, weight: usize) -> Result<[Vec<f64>; 2]> {
+    let mut place = |tensor: &Tensor, dtype: DType| -> Result<View> {
+        let of = TensorType { dtype, ..tensor.of };
+        let buffer = device.allocate(of.shape.elements() * device.element_bytes(dtype))?;
+        let view = View { buffer, offset_bytes: 0, of };
+        match &tensor.data {
+            Data::Real(data) => device.upload(&view, HostData::F32(data))?,
+            Data::Index(data) => device.upload(&view, HostData::U32(data))?,
+        }
+        Ok(view)
+    };
+    let masters = place(&case.inputs[weight], DType::F32)?;
+    let mut all = |tensors: &[Tensor]| -> Result<Vec<View>> {
+        tensors.iter().map(|tensor| place(tensor, tensor.of.dtype)).collect()
+    };
+    let (inputs, outputs) = (all(&case.inputs)?, all(&case.outputs)?);
+    let numbers = if inputs[weight].of.dtype == DType::F32 { inputs[weight] } else { masters };
+    device.freeze(&inputs[weight], &numbers, Frozen::Int8)?;
+    let (result, matrix) = (outputs[outputs.len() - 1], inputs[weight]);
+    let sequence = device.bind(&[Launch { kernel: case.kernel.clone(), inputs, outputs }])?;
+    device.run(sequence)?;
+    let read = |view: &View| -> Result<Vec<f64>> {
+        let mut data = vec![0.0; view.of.shape.elements()];
+        device.download_f64(view, &mut data)?;
+        Ok(data)
+    };
+    Ok([read(&result)?, read(&matrix)?])
+}
+
+/// Products with bias, with GELU and from a table's rows, of weights with and without whole groups, steps and tiles.
+fn eight_bit_weights(rows: usize) -> Vec<(Case, usize)> {
+    let (mut cases, products) = (Vec::new(), DType::F32);
+    for (n, k) in [(64, 256), (77, 64), (33, 131), (50, 904), (201, 1600)] {
+        let inputs = vec![random(&[rows, k], 1), random(&[n, k], 2), random(&[n], 3)];
+        let outputs = vec![random(&[rows, n], 4); 2];
+        let linear = Kernel::Op(Op::Linear { bias: true, products });
+        let gelu = Kernel::LinearGelu { bias: false, products };
+        let one = outputs[..1].to_vec();
+        cases.push((Case { kernel: gelu, inputs: inputs[..2].to_vec(), outputs, terms: k }, 1));
+        let ids = indices(&[rows], (0..rows).map(|row| (row * 7 % n) as u32).collect());
+        let embed = (Kernel::Op(Op::Embed), vec![inputs[1].clone(), ids], vec![random(&[rows, k], 5)]);
+        cases.push((Case { kernel: embed.0, inputs: embed.1, outputs: embed.2, terms: 1 }, 0));
+        cases.push((Case { kernel: linear, inputs, outputs: one, terms: k }, 1));
+    }
+    cases
+}
+
+#[test]
+fn products_with_weights_in_int8_match_the_reference_and_rows_do_not_depend_on_others() {
+    let Some(mut cuda) = cuda() else { return };
+    for of in [DType::F32, DType::BF16, DType::F16] {
+        let mut eight_rows = Vec::new();
+        for rows in [8, 1, 3, 40] {
+            for (index, (plain, weight)) in eight_bit_weights(rows).into_iter().enumerate() {
+                let case = if of == DType::F32 { plain } else { plain.in_working_type(of).unwrap() };
+                let [actual, numbers] = run_frozen(&mut cuda, &case, weight).unwrap();
+                let [expected, rounded] = run_frozen(&mut Reference::exact(), &case, weight).unwrap();
+                let name = format!("{of}, {}", case.name());
+                let epsilon = of.epsilon();
+                for (number, rounded) in numbers.iter().zip(&rounded) {
+                    let bound = if of == DType::F32 { 0.0 } else { epsilon * rounded.abs() };
+                    assert!((number - rounded).abs() <= bound, "{number}, not {rounded}, in {name}");
+                }
+                // Few rows meet weights as they are, more meet them rounded to the type; so are results.
+                let length = (case.terms as f64).sqrt() * cases::largest(&rounded);
+                for (place, (a, e)) in actual.iter().zip(&expected).enumerate() {
+                    let bound = 4.0 * epsilon * (e.abs() + length);
+                    assert!((a - e).abs() <= bound, "{place}: {a}, not {e}, in {name}");
+                }
+                if rows == 8 {
+                    eight_rows.push(actual);
+                } else if rows < 8 && case.inputs[weight].of.shape.columns() >= 256 {
+                    // Smaller matrices need more room than they have, and stay in their type.
+                    assert_eq!(actual, eight_rows[index][..actual.len()], "{name}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

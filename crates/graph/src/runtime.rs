@@ -177,7 +177,8 @@ impl Runtime {
     }
 
     /// Says that the weights of a program's products are never written again, so that the device may keep them as products read
-    /// them best, or in eight bits if that is asked for. Weights that are rounded on their way to be multiplied stay as they are.
+    /// them best, or in eight bits if that is asked for, made from the masters where products read a copy. Weights that are rounded on
+    /// their way to be multiplied stay as they are.
     /// Programs that were compiled before and name them must be forgotten.
     pub fn freeze_weights(&mut self, mut graph: Graph, passes: &Passes, how: Frozen) -> Result<()> {
         precision::apply(&mut graph, passes.precision)?;
@@ -188,7 +189,15 @@ impl Runtime {
                 && info.of.dtype == products
             {
                 let view = self.view_in_state(state, offset, info.of);
-                self.device.freeze(&view, how)?;
+                let numbers = match passes.precision {
+                    Precision::Working { masters, copy, .. } | Precision::Weights { masters, copy, .. }
+                        if copy == state =>
+                    {
+                        self.view_in_state(masters, offset, info.of.with_dtype(DType::F32))
+                    }
+                    _ => view,
+                };
+                self.device.freeze(&view, &numbers, how)?;
             }
         }
         Ok(())

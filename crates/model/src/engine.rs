@@ -42,14 +42,15 @@ pub enum Keep {
     Everything(DType),
     /// Weights of products in this type, which is what decoding reads; all else in f32.
     Weights(DType),
-    /// Weights of products in [eight bits](ironmill_compute::int8), where the device has such products; all else in f32.
-    Int8,
+    /// Weights of products in [eight bits](ironmill_compute::int8), where the device has such products; parameters besides and activations in
+    /// this type.
+    Int8(DType),
 }
 
 impl Keep {
     /// How parameters that are multiplied lie on a device that does not train them.
     fn frozen(self) -> Frozen {
-        if self == Keep::Int8 { Frozen::Int8 } else { Frozen::Exact }
+        if matches!(self, Keep::Int8(_)) { Frozen::Int8 } else { Frozen::Exact }
     }
 }
 
@@ -132,6 +133,12 @@ impl Engine {
         if let Some(refresh) = self.refresh.take() {
             self.runtime.forget(refresh);
         }
+        // What eight bits were made from is in memory twice otherwise, and larger than all else.
+        if let (Frozen::Int8, Some(Working { copy, activations: true, .. })) = (how, self.buffers.working) {
+            self.runtime.free_state(self.buffers.parameters);
+            self.buffers.parameters = copy;
+            self.shown.parameters = copy;
+        }
         Ok(())
     }
 
@@ -139,9 +146,8 @@ impl Engine {
     pub(crate) fn declare(states: &mut States, model: &Model, keep: Keep) -> Buffers {
         let len = model.layout().len();
         let (dtype, activations) = match keep {
-            Keep::Everything(dtype) => (dtype, true),
+            Keep::Everything(dtype) | Keep::Int8(dtype) => (dtype, true),
             Keep::Weights(dtype) => (dtype, false),
-            Keep::Int8 => (DType::F32, false),
         };
         Buffers {
             parameters: states.declare("parameters", DType::F32, len),

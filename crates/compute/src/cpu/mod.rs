@@ -194,7 +194,7 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn freeze(&mut self, matrix: &View, how: Frozen) -> Result<()> {
+    fn freeze(&mut self, matrix: &View, _: &View, how: Frozen) -> Result<()> {
         let (lines, columns, dtype) = (matrix.of.shape.rows(), matrix.of.shape.columns(), matrix.of.dtype);
         let suits = match how {
             Frozen::Exact => {

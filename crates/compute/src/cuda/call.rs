@@ -10,6 +10,7 @@ use super::{
     blas::{Blas, IN_A_ROW, Prepared, Product, ProductPlan},
     cudnn::{self, Cudnn},
     driver::{Arguments, Driver, FactorBoxes, Function, HeadRows, MatrixBoxes, TensorMap},
+    int8::{Matrices, Sizes},
     modules::{Modules, Source},
 };
 use crate::{
@@ -144,6 +145,9 @@ pub(super) struct Builder<'a> {
     maps: Vec<TensorMap>,
     /// What the launch before writes, where there is one.
     just_written: Option<Vec<BufferId>>,
+    /// The matrices that lie in eight bits, and the one that this launch finds widened in working memory.
+    frozen: &'a Matrices,
+    stand_in: Option<(View, Arg)>,
 }
 
 enum Pending {
@@ -166,7 +170,7 @@ const TURN_SECONDS: f64 = 0.05;
 const MOST_RUNS_OF_A_TURN: f64 = 1000.0;
 
 impl<'a> Builder<'a> {
-    pub fn new(machine: Machine<'a>, address: &'a dyn Fn(BufferId) -> u64) -> Self {
+    pub fn new(machine: Machine<'a>, address: &'a dyn Fn(BufferId) -> u64, frozen: &'a Matrices) -> Self {
         Builder {
             machine,
             address,
@@ -176,6 +180,8 @@ impl<'a> Builder<'a> {
             constants: Vec::new(),
             maps: Vec::new(),
             just_written: None,
+            frozen,
+            stand_in: None,
         }
     }
 
@@ -192,7 +198,8 @@ impl<'a> Builder<'a> {
     /// Whether a kernel that starts early may read this before it has waited: the launch before, which alone may still run then, does
     /// not write it.
     pub fn is_settled(&self, view: &View) -> bool {
-        self.just_written.as_ref().is_some_and(|written| !written.contains(&view.buffer))
+        !self.is_widened(view)
+            && self.just_written.as_ref().is_some_and(|written| !written.contains(&view.buffer))
     }
 
     /// How many calls there are so far.
@@ -217,7 +224,29 @@ impl<'a> Builder<'a> {
 
     /// Where a view lies.
     pub fn pointer(&self, view: &View) -> Arg {
-        Arg::Pointer(self.address(view))
+        match self.stand_in {
+            Some((of, wide)) if of == *view => wide,
+            _ => Arg::Pointer(self.address(view)),
+        }
+    }
+
+    /// The size of a matrix that lies in eight bits.
+    pub fn int8(&self, view: &View) -> Option<Sizes> {
+        self.frozen.find(view)
+    }
+
+    /// From now on a matrix that lies in eight bits is found widened in working memory.
+    pub fn stand_in(&mut self, matrix: &View, wide: Arg) {
+        self.stand_in = Some((*matrix, wide));
+    }
+
+    pub fn end_stand_in(&mut self) {
+        self.stand_in = None;
+    }
+
+    /// Whether a view is found in working memory, which the same launch has just written.
+    pub fn is_widened(&self, view: &View) -> bool {
+        self.stand_in.is_some_and(|(of, _)| of == *view)
     }
 
     /// The same as a number, for a table of them among the constants.
@@ -490,7 +519,8 @@ impl<'a> Builder<'a> {
         let base = self.machine.blas.random_memory(bytes, stream)?;
         let address = |id: BufferId| base + starts[id.0];
 
-        let mut trial = Builder::new(self.machine.again(), &address);
+        let nothing_frozen = Matrices::default();
+        let mut trial = Builder::new(self.machine.again(), &address, &nothing_frozen);
         if !fill(&mut trial, &inputs, &outputs)? {
             return Ok(None);
         }

@@ -59,7 +59,8 @@ fn suitable<'a>(builder: &Builder<'_>, views: impl IntoIterator<Item = &'a View>
         let of = view.of;
         let is_there = of.shape.elements() > 0;
         let is_aligned = view.offset_bytes.is_multiple_of(16) && of.shape.columns().is_multiple_of(8);
-        of.dtype == real && is_there && is_aligned
+        // Maps of the copy engine are made before working memory has an address.
+        of.dtype == real && is_there && is_aligned && !builder.is_widened(view)
     };
     let is_half = real == DType::BF16 || real == DType::F16;
     (builder.has_warpgroup_products() && is_half && views.into_iter().all(suits)).then_some(real)

@@ -162,13 +162,20 @@ const MOST_SHEETS: usize = 12;
 const LEAST_SHEETS: usize = 4;
 const MOST_PARTS: usize = 8;
 
-/// A product of so few rows that we have a kernel for it, and the GELU of it where there is a second output; false where there is none.
-fn own_product(
-    builder: &mut Builder<'_>,
+/// A product whose operands are of one type and lie so that our own kernels can read them: `x, w, bias, y` and the GELU of `y`, with
+/// rows, outputs and terms of a sum.
+pub(super) struct Shaped {
+    pub real: DType,
+    pub operands: [Arg; 5],
+    pub sizes: [usize; 3],
+}
+
+pub(super) fn shaped(
+    builder: &Builder<'_>,
     [inputs, outputs]: [&[View]; 2],
     bias: bool,
     products: DType,
-) -> Result<bool> {
+) -> Option<Shaped> {
     let (x, w) = (&inputs[0], &inputs[1]);
     let (rows, outputs_of, depth) = (x.of.shape.rows(), w.of.shape.rows(), w.of.shape.columns());
     let real = x.of.dtype;
@@ -177,7 +184,7 @@ fn own_product(
     let is_aligned = (depth * real.bytes()).is_multiple_of(16)
         && inputs.iter().chain(outputs).all(|view| view.offset_bytes.is_multiple_of(16));
     if rows == 0 || outputs_of == 0 || depth == 0 || !is_one_type || !is_aligned {
-        return Ok(false);
+        return None;
     }
     let pointer = |view: Option<&View>| view.map_or(Arg::Pointer(0), |view| builder.pointer(view));
     let operands = [
@@ -187,30 +194,39 @@ fn own_product(
         builder.pointer(&outputs[0]),
         pointer(outputs.get(1)),
     ];
-    let sizes = [rows, outputs_of, depth];
-    if rows <= MOST_FEW_ROWS {
-        return few_rows(builder, real, operands, sizes).map(|()| true);
+    Some(Shaped { real, operands, sizes: [rows, outputs_of, depth] })
+}
+
+/// A product of so few rows that we have a kernel for it, and the GELU of it where there is a second output; false where there is none.
+fn own_product(builder: &mut Builder<'_>, views: [&[View]; 2], bias: bool, products: DType) -> Result<bool> {
+    let Some(Shaped { real, operands, sizes }) = shaped(builder, views, bias, products) else {
+        return Ok(false);
+    };
+    if sizes[0] <= MOST_FEW_ROWS {
+        return few_rows(builder, real, operands, sizes, false).map(|()| true);
     }
-    let is_settled = inputs[1..].iter().all(|view| builder.is_settled(view));
+    let is_settled = views[0][1..].iter().all(|view| builder.is_settled(view));
     batch_rows(builder, real, operands, sizes, is_settled)
 }
 
-fn few_rows(
+/// The product of few rows, of which `few_rows.cu` says how it works; with weights as they are, or in eight bits.
+pub(super) fn few_rows(
     builder: &mut Builder<'_>,
     real: DType,
     operands: [Arg; 5],
     [rows, outputs, depth]: [usize; 3],
+    is_int8: bool,
 ) -> Result<()> {
     const WARPS: usize = 8;
     // As many warps as the card has room for, each with at least one pack for every lane.
     let wanted = 16 * builder.multiprocessors();
-    let packs = depth * real.bytes() / 16;
+    let packs = if is_int8 { depth / 8 } else { depth * real.bytes() / 16 };
     let fits = |split: usize| outputs * split <= wanted && 32 * split <= packs;
     let split = [8, 4, 2].into_iter().find(|&split| fits(split)).unwrap_or(1);
     let grid = Grid::new(outputs.div_ceil(WARPS / split), 32 * WARPS as u32);
     let mut arguments = operands.to_vec();
     arguments.extend([outputs, depth].map(Arg::from));
-    let settings = [("ROWS", rows), ("SPLIT", split)];
+    let settings = [("ROWS", rows), ("SPLIT", split), ("INT8", is_int8.into())];
     builder.kernel(Source::FewRows, "few_rows", real, &settings, grid, &arguments)
 }
 

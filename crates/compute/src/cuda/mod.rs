@@ -13,6 +13,7 @@ mod choices;
 mod cudnn;
 mod driver;
 mod gelu;
+mod int8;
 mod library;
 mod linear;
 mod milestones;
@@ -60,7 +61,9 @@ use staging::{READ_PIECES, Staging};
 
 use crate::{
     check::{self, Stored},
-    device::{BufferId, Device, HostData, Launch, READ_NUMBERS, ReadId, SequenceId, View, check_times},
+    device::{
+        BufferId, Device, Frozen, HostData, Launch, READ_NUMBERS, ReadId, SequenceId, View, check_times,
+    },
     error::{Error, Result},
     tensor::DType,
 };
@@ -124,6 +127,7 @@ pub struct Cuda {
     staging: RefCell<Staging>,
     side: Side,
     buffers: Vec<Option<Buffer>>,
+    frozen: int8::Matrices,
     fault: u64,
     events: Vec<usize>,
     stream: usize,
@@ -242,6 +246,7 @@ impl Cuda {
             staging,
             side,
             buffers: Vec::new(),
+            frozen: int8::Matrices::default(),
             fault,
             events: Vec::new(),
             stream,
@@ -353,6 +358,7 @@ impl Cuda {
         for launch in launches {
             check::check(launch, DEVICE, Stored { numbers: &STORED, weights: None })?;
             check::disjoint(launch)?;
+            self.frozen.check(launch)?;
             for view in launch.inputs.iter().chain(&launch.outputs) {
                 self.buffer(launch.kernel.name(), view)?;
             }
@@ -392,7 +398,7 @@ impl Cuda {
             multiprocessors: self.multiprocessors,
             stream: self.stream,
         };
-        let mut builder = Builder::new(machine, &address);
+        let mut builder = Builder::new(machine, &address, &self.frozen);
         let outcome = fill(&mut builder, launches, for_state, branches.as_ref());
         let (scratch_bytes, constants) = (builder.scratch_bytes(), builder.constants().to_vec());
         let finished = outcome.and_then(|filled| {
@@ -524,11 +530,16 @@ impl Device for Cuda {
         if let Some(buffer) = self.buffers.get_mut(buffer.0).and_then(Option::take) {
             buffer.free(&self.driver);
         }
+        self.frozen.forget(buffer);
     }
 
     fn upload(&mut self, to: &View, data: HostData<'_>) -> Result<()> {
         self.driver.make_current(self.context)?;
         let address = self.memory("upload", to)?;
+        if let Some(matrix) = self.frozen.overlapping(to).next() {
+            let detail = format!("{} is frozen and cannot be written any more", matrix.of);
+            return Err(Error::Binding { kernel: "upload", detail });
+        }
         let (elements, dtype) = (to.of.shape.elements(), to.of.dtype);
         if elements != data.len() {
             let detail = format!("{} elements for a view of {elements}", data.len());
@@ -540,18 +551,27 @@ impl Device for Cuda {
         })
     }
 
+    fn freeze(&mut self, matrix: &View, numbers: &View, how: Frozen) -> Result<()> {
+        match how {
+            Frozen::Exact => Ok(()),
+            Frozen::Int8 => self.freeze_in_int8(matrix, numbers),
+        }
+    }
+
     fn download(&self, from: &View, out: &mut [f32]) -> Result<()> {
         check_length(from, out.len())?;
         self.read(from, |at, piece| {
             decode(from.of.dtype, piece, |index, value| out[at + index] = value as f32);
-        })
+        })?;
+        self.read_frozen(from, |index, value| out[index] = value)
     }
 
     fn download_f64(&self, from: &View, out: &mut [f64]) -> Result<()> {
         check_length(from, out.len())?;
         self.read(from, |at, piece| {
             decode(from.of.dtype, piece, |index, value| out[at + index] = value);
-        })
+        })?;
+        self.read_frozen(from, |index, value| out[index] = f64::from(value))
     }
 
     fn used_bytes(&self) -> Option<usize> {

@@ -41,14 +41,16 @@ pub(super) enum Source {
     AttentionWholeHeads,
     GeluHopper,
     GeluEight,
+    Int8,
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 13] = [
+const HEADERS: [(&str, &str); 14] = [
     ("byte_tile.cuh", include_str!("kernels/byte_tile.cuh")),
     ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
     ("gelu.cuh", include_str!("kernels/gelu.cuh")),
+    ("int8.cuh", include_str!("kernels/int8.cuh")),
     ("loss.cuh", include_str!("kernels/loss.cuh")),
     ("norm_grad.cuh", include_str!("kernels/norm_grad.cuh")),
     ("prelude.cuh", include_str!("kernels/prelude.cuh")),
@@ -61,7 +63,7 @@ const HEADERS: [(&str, &str); 13] = [
 ];
 
 impl Source {
-    const ALL: [Source; 26] = [
+    const ALL: [Source; 27] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -87,6 +89,7 @@ impl Source {
         Source::AttentionWholeHeads,
         Source::GeluHopper,
         Source::GeluEight,
+        Source::Int8,
         Source::Transfer,
     ];
 
@@ -107,9 +110,13 @@ impl Source {
             Source::AttentionDecode => with(&[0, 1, 2], "HEAD", &[64, 128, 256]),
             Source::DecodeStep => {
                 let single = with(&[0], "HEAD", &[64, 128]);
-                [single, with(&[1, 2], "TILES", &[1, 2])].concat()
+                [single, with(&[1, 2], "TILES", &[1, 2]), with(&[0, 1, 2], "INT8", &[1])].concat()
             }
-            Source::DecodeFew => [with(&[1, 2], "ROWS", &[1, 2]), with(&[1, 2], "WHOLE", &[1])].concat(),
+            Source::DecodeFew => {
+                let ways = [with(&[1, 2], "WHOLE", &[1]), with(&[1, 2], "INT8", &[1])].concat();
+                [with(&[1, 2], "ROWS", &[1, 2]), ways].concat()
+            }
+            Source::FewRows => with(&[0, 1, 2], "INT8", &[0, 1]),
             Source::GeluHopper => {
                 let tiles = [[("COLUMNS", 128), ("CLUSTER", 1)], [("COLUMNS", 192), ("CLUSTER", 2)]];
                 let of = |real| tiles.map(|[columns, cluster]| vec![("REAL", real), columns, cluster]);
@@ -149,6 +156,7 @@ impl Source {
             | Source::QuantiseNormGrad
             | Source::QuantiseLoss
             | Source::Muon
+            | Source::Int8
             | Source::Gemm => true,
             // Some of these start early as well, but each in its own way.
             Source::Draw
@@ -194,6 +202,7 @@ impl Source {
             Source::AttentionWholeHeads => "attention_whole_heads.cu",
             Source::GeluHopper => "gelu_hopper.cu",
             Source::GeluEight => "gelu_eight.cu",
+            Source::Int8 => "int8.cu",
             Source::Transfer => "transfer.cu",
         }
     }
@@ -225,6 +234,7 @@ impl Source {
             Source::AttentionWholeHeads => include_str!("kernels/attention_whole_heads.cu"),
             Source::GeluHopper => include_str!("kernels/gelu_hopper.cu"),
             Source::GeluEight => include_str!("kernels/gelu_eight.cu"),
+            Source::Int8 => include_str!("kernels/int8.cu"),
             Source::Transfer => include_str!("kernels/transfer.cu"),
         }
     }

@@ -8,7 +8,7 @@ use super::{
     call::{Builder, Call},
     cudnn,
     driver::Driver,
-    linear,
+    int8, linear,
     milestones::{Milestone, Patience},
     quantise, rows,
     staging::Staging,
@@ -108,9 +108,11 @@ fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled>
     Ok(Filled::default())
 }
 
-fn fill_one(builder: &mut Builder<'_>, Launch { kernel, inputs, outputs }: &Launch) -> Result<()> {
+/// Adds the calls of one launch.
+pub(super) fn fill_one(builder: &mut Builder<'_>, Launch { kernel, inputs, outputs }: &Launch) -> Result<()> {
     builder.begin_launch();
-    let is_there = rows::add(builder, kernel, inputs, outputs)?
+    let is_there = int8::add(builder, kernel, inputs, outputs)?
+        || rows::add(builder, kernel, inputs, outputs)?
         || linear::add(builder, kernel, inputs, outputs)?
         || quantise::add(builder, kernel, inputs, outputs)?
         || cudnn::add(builder, kernel, inputs, outputs)?

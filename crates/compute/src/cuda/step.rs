@@ -12,7 +12,9 @@ use bytemuck::{Pod, Zeroable};
 use super::{
     attention::NO_WINDOW,
     call::{Arg, Builder, Grid},
+    int8,
     modules::Source,
+    sequence::fill_one,
 };
 use crate::{
     device::{BufferId, Launch, View},
@@ -28,15 +30,17 @@ const WARPS: usize = 8;
 const THREADS: u32 = 32 * WARPS as u32 + 128;
 const PART_STEPS: usize = 24;
 const STAGE_ROW_BYTES: usize = 64 * PART_STEPS + 64;
+const TILE_BYTES: usize = 8 * STAGE_ROW_BYTES;
+const INT8_TILE_BYTES: usize = PART_STEPS / int8::CHUNK * int8::CHUNK_BYTES;
 const CHAINS: usize = 8;
 /// Those of `decode_step.cu`.
 const COLUMNS: usize = 24;
-const STAGE_BYTES: usize = COLUMNS * STAGE_ROW_BYTES;
-/// Those of `decode_few.cu`: the weights of a tile, and an element's share of packets.
-const SLOT_BYTES: usize = 8 * STAGE_ROW_BYTES;
+const GROUP: usize = COLUMNS / 8;
+/// Those of `decode_few.cu`: an element's share of packets.
 const PACKET_BYTES: usize = 4;
-/// Fewer slots do not hold what is multiplied at a time.
+/// Fewer slots do not hold what is multiplied at a time, or what chains gather.
 const LEAST_SLOTS: usize = 4;
+const LEAST_INT8_SLOTS: usize = 6;
 /// One of so many blocks may attend, the others multiply.
 const ATTENDING_SHARE: usize = 4;
 const WAITS: u32 = 1;
@@ -59,8 +63,10 @@ const SHARED_BYTES: usize = (227 << 10) - 512;
 const FEW_SHARED_BYTES: usize = (227 << 10) - 5 * 1024;
 /// More stages than a layer has products fetch nothing earlier that would be late otherwise.
 const MOST_STAGES: usize = 5;
-/// The same of slots, of which a layer of GPT-2 takes eleven.
+const MOST_INT8_STAGES: usize = 9;
+/// The same of slots, of which a layer of GPT-2 takes eleven. In eight bits they are half as large.
 const MOST_SLOTS: usize = 16;
+const MOST_INT8_SLOTS: usize = 28;
 /// Rows for which every block makes norms itself: that takes less time than waiting for a block that makes them for all.
 const MOST_OWN_ROWS: usize = 2;
 /// The widest norm, and the largest and smallest head.
@@ -219,16 +225,17 @@ pub(super) fn add(builder: &mut Builder<'_>, launches: &[Launch]) -> Result<Opti
     if !builder.has_warpgroup_products() {
         return Ok(None);
     }
-    if let Some(few) = Walk::new(builder, &inputs[0], true).all(before, &inputs[0])
-        && add_few(builder, few)?
-    {
-        return Ok(Some(before.len()));
+    for is_few in [true, false] {
+        let Some(plan) = Walk::new(builder, &inputs[0], is_few).all(before, &inputs[0]) else { continue };
+        for &index in &plan.apart {
+            fill_one(builder, &before[index])?;
+        }
+        if if is_few { add_few(builder, plan)? } else { add_step(builder, plan)? } {
+            return Ok(Some(before.len()));
+        }
+        builder.take_back();
     }
-    let is_added = match Walk::new(builder, &inputs[0], false).all(before, &inputs[0]) {
-        Some(plan) => add_step(builder, plan)?,
-        None => false,
-    };
-    Ok(is_added.then_some(before.len()))
+    Ok(None)
 }
 
 /// What a kernel that stands for a step needs to know.
@@ -243,6 +250,9 @@ struct Plan {
     columns: usize,
     depth: usize,
     attending: usize,
+    is_int8: bool,
+    /// Launches that run before the kernel, which does not look up rows of eight bits.
+    apart: Vec<usize>,
 }
 
 impl Plan {
@@ -271,7 +281,13 @@ impl Plan {
             ("HEAD", self.padded_head()),
             ("SIZE", self.head),
             ("TURNS", self.turns.into()),
+            ("INT8", self.is_int8.into()),
         ]
+    }
+
+    /// Bytes of a part of the weights of a tile of outputs.
+    fn tile_bytes(&self) -> usize {
+        if self.is_int8 { INT8_TILE_BYTES } else { TILE_BYTES }
     }
 
     /// Bytes of what the chains of all items gather that a block has at a time.
@@ -288,11 +304,13 @@ fn add_step(builder: &mut Builder<'_>, plan: Plan) -> Result<bool> {
     let own_bytes = if rows <= MOST_OWN_ROWS { rows * plan.columns * plan.real.bytes() } else { 0 };
     let own_bytes = own_bytes.next_multiple_of(16);
     let fixed = sum_bytes + own_bytes + table.len();
-    let stages = (SHARED_BYTES.saturating_sub(fixed) / STAGE_BYTES).min(MOST_STAGES);
+    let stage_bytes = GROUP * plan.tile_bytes();
+    let most_stages = if plan.is_int8 { MOST_INT8_STAGES } else { MOST_STAGES };
+    let stages = (SHARED_BYTES.saturating_sub(fixed) / stage_bytes).min(most_stages);
     if stages < 2 {
         return Ok(false);
     }
-    let shared_bytes = fixed + if plan.real == DType::F32 { 0 } else { stages * STAGE_BYTES };
+    let shared_bytes = fixed + if plan.real == DType::F32 { 0 } else { stages * stage_bytes };
     let defines = [vec![("TILES", tiles), ("STAGES", stages)], plan.defines()].concat();
     let arguments = [
         builder.constant(&table),
@@ -315,8 +333,11 @@ fn add_few(builder: &mut Builder<'_>, plan: Plan) -> Result<bool> {
     // What is kept of rows, and gains and shifts of two norms.
     let norm_bytes = (plan.rows + 4) * plan.columns * each;
     let fixed = row_bytes + norm_bytes + table.len();
-    let slots = (FEW_SHARED_BYTES.saturating_sub(fixed) / SLOT_BYTES).min(MOST_SLOTS);
-    if slots < LEAST_SLOTS {
+    let slot_bytes = plan.tile_bytes();
+    let (least_slots, most_slots) =
+        if plan.is_int8 { (LEAST_INT8_SLOTS, MOST_INT8_SLOTS) } else { (LEAST_SLOTS, MOST_SLOTS) };
+    let slots = (FEW_SHARED_BYTES.saturating_sub(fixed) / slot_bytes).min(most_slots);
+    if slots < least_slots {
         return Ok(false);
     }
     let defines = [
@@ -341,7 +362,7 @@ fn add_few(builder: &mut Builder<'_>, plan: Plan) -> Result<bool> {
         plan.columns.into(),
         row_bytes.into(),
     ];
-    let grid = grid(builder, fixed + slots * SLOT_BYTES);
+    let grid = grid(builder, fixed + slots * slot_bytes);
     builder.kernel_together(Source::DecodeFew, "decode_few", plan.real, &defines, grid, &arguments)
 }
 
@@ -378,6 +399,9 @@ struct Walk<'a, 'b> {
     columns: usize,
     depth: usize,
     attending: usize,
+    /// Whether weights of products are of eight bits, which all are or none, and the launches that run before the kernel.
+    is_int8: Option<bool>,
+    apart: Vec<usize>,
 }
 
 impl<'a, 'b> Walk<'a, 'b> {
@@ -399,6 +423,8 @@ impl<'a, 'b> Walk<'a, 'b> {
             columns: 8,
             depth: 32,
             attending: 0,
+            is_int8: None,
+            apart: Vec::new(),
         }
     }
 
@@ -409,6 +435,14 @@ impl<'a, 'b> Walk<'a, 'b> {
             return None;
         }
         for (index, launch) in launches.iter().enumerate() {
+            if matches!(launch.kernel, Kernel::Op(Op::Embed))
+                && self.builder.int8(&launch.inputs[0]).is_some()
+            {
+                let at = self.address(&launch.outputs[0]).filter(|at| at.is_multiple_of(16))?;
+                self.give(&launch.outputs[0], Value::Stored(Stored { at, writer: None }));
+                self.apart.push(index);
+                continue;
+            }
             self.one(launch, launches.get(index + 1))?;
         }
         // Whoever draws finds the logits in their own place.
@@ -426,8 +460,22 @@ impl<'a, 'b> Walk<'a, 'b> {
             return None;
         }
         let Walk { rows, real, phases, scratch, head, turns, gates, columns, depth, attending, .. } = self;
-        let head = head.unwrap_or(SMALLEST_HEAD);
-        Some(Plan { rows, real, phases, scratch, head, turns, gates, columns, depth, attending })
+        let (head, is_int8) = (head.unwrap_or(SMALLEST_HEAD), self.is_int8 == Some(true));
+        let apart = self.apart;
+        Some(Plan {
+            rows,
+            real,
+            phases,
+            scratch,
+            head,
+            turns,
+            gates,
+            columns,
+            depth,
+            attending,
+            is_int8,
+            apart,
+        })
     }
 
     fn one(&mut self, Launch { kernel, inputs, outputs }: &Launch, next: Option<&Launch>) -> Option<()> {
@@ -569,8 +617,12 @@ impl<'a, 'b> Walk<'a, 'b> {
         if !fits || x.of.shape.rows() != self.rows || is_single && products != DType::F32 {
             return None;
         }
+        let is_int8 = w.of.dtype == self.real && self.builder.int8(w).is_some();
+        if *self.is_int8.get_or_insert(is_int8) != is_int8 {
+            return None;
+        }
         let mut product = Product {
-            w: self.weight(w)?,
+            w: if is_int8 { self.outside(w)? } else { self.weight(w)? },
             bias: inputs.get(2).map_or(Some(0), |bias| self.weight(bias))?,
             outputs: outputs as u32,
             depth: depth as u32,
@@ -733,7 +785,8 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// Numbers that no launch of the step writes, in its element type and where sixteen bytes may be read at a time.
     fn weight(&self, view: &View) -> Option<u64> {
-        self.outside(view).filter(|at| view.of.dtype == self.real && at.is_multiple_of(16))
+        let is_plain = view.of.dtype == self.real && self.builder.int8(view).is_none();
+        self.outside(view).filter(|at| is_plain && at.is_multiple_of(16))
     }
 
     /// What no launch of the step writes.

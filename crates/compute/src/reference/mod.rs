@@ -331,9 +331,9 @@ impl Device for Reference {
         Ok(())
     }
 
-    fn freeze(&mut self, matrix: &View, how: Frozen) -> Result<()> {
-        if how == Frozen::Int8 && matrix.of.dtype == DType::F32 {
-            let mut numbers = self.load(matrix);
+    fn freeze(&mut self, matrix: &View, numbers: &View, how: Frozen) -> Result<()> {
+        if how == Frozen::Int8 {
+            let mut numbers = self.load(numbers);
             for row in numbers.data.chunks_mut(matrix.of.shape.columns().max(1)) {
                 let mut rounded: Vec<f32> = row.iter().map(|&x| x as f32).collect();
                 int8::round_row(&mut rounded);

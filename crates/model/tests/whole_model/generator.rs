@@ -1,17 +1,18 @@
 //! A generator's requests against the oracle that has no cache: together, one behind the other, with shared beginnings and with
 //! contexts that fill up.
 
+use ironmill_compute::{DType, Device, Reference};
 use ironmill_model::{
     Architecture, Engine, Finish, Generator, GeneratorOptions, Keep, LogProbability, ModelConfig, Place,
     Request, RequestId, Sampler, Sampling, Token, Window,
 };
 
-use crate::{backends, causal_kinds, model, tiny};
+use crate::{backends, causal_kinds, cuda, model, tiny};
 
 /// Where the two best logits of the oracle are as close as this, relative to the larger, rounding may decide.
 const NEAR_TIE: f32 = 1e-4;
 
-fn engine(config: &ModelConfig, device: Box<dyn ironmill_compute::Device>, seed: u64) -> Engine {
+fn engine(config: &ModelConfig, device: Box<dyn Device>, seed: u64) -> Engine {
     let model = model(config.clone());
     // Larger than initial weights are, so that the likeliest token stands out.
     let values: Vec<f32> = model.initial_values(seed).iter().map(|x| x * 12.0).collect();
@@ -200,7 +201,7 @@ fn weights_kept_in_bf16_give_what_their_own_oracle_gives() {
         let model = model(config);
         let values: Vec<f32> = model.initial_values(3).iter().map(|x| x * 12.0).collect();
         let device = Box::new(ironmill_compute::Cpu::new(2).unwrap());
-        let keep = Keep::Weights(ironmill_compute::DType::BF16);
+        let keep = Keep::Weights(DType::BF16);
         let mut engine = Engine::keeping(device, model, &values, keep).unwrap();
         let requests = requests(2, 20);
         let made = run(&mut engine, 3, &requests);
@@ -216,7 +217,7 @@ fn weights_kept_in_int8_give_what_their_own_oracle_gives() {
         let model = model(config);
         let values: Vec<f32> = model.initial_values(3).iter().map(|x| x * 12.0).collect();
         let device = Box::new(ironmill_compute::Cpu::new(2).unwrap());
-        let mut engine = Engine::keeping(device, model, &values, Keep::Int8).unwrap();
+        let mut engine = Engine::keeping(device, model, &values, Keep::Int8(DType::F32)).unwrap();
         assert_ne!(engine.parameters().unwrap(), values, "weights are rounded");
         let requests = requests(2, 20);
         let made = run(&mut engine, 3, &requests);
@@ -224,6 +225,34 @@ fn weights_kept_in_int8_give_what_their_own_oracle_gives() {
             assert_eq!(ids(tokens), oracle(&mut engine, request).0);
         }
     }
+}
+
+#[test]
+fn weights_kept_in_int8_on_a_card_give_what_the_reference_gives_with_the_same_numbers() {
+    let (mut cases, mut near_ties) = (0, 0);
+    for config in causal_kinds() {
+        let Some(card) = cuda() else { return };
+        let model = || model(config.clone());
+        let values: Vec<f32> = model().initial_values(3).iter().map(|x| x * 12.0).collect();
+        let [mut engine, mut twin] = [card, Box::new(Reference::exact())]
+            .map(|device| Engine::keeping(device, model(), &values, Keep::Int8(DType::F32)).unwrap());
+        let numbers = engine.parameters().unwrap();
+        assert_ne!(numbers, values, "weights are rounded");
+        assert_eq!(numbers, twin.parameters().unwrap());
+        let requests = requests(2, 20);
+        let expected: Vec<(Vec<u32>, usize)> =
+            requests.iter().map(|request| oracle(&mut twin, request)).collect();
+        for rows in [1, 3, 8] {
+            let made = run(&mut engine, rows, &requests);
+            for ((tokens, ties), made) in expected.iter().zip(&made) {
+                (cases, near_ties) = (cases + tokens.len(), near_ties + ties);
+                if *ties == 0 {
+                    assert_eq!(ids(made), *tokens, "{rows} rows, {config:?}");
+                }
+            }
+        }
+    }
+    assert!(near_ties * 100 < cases, "{near_ties} near ties in {cases} tokens");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #pragma once
 #include "attention.cuh"
 #include "gelu.cuh"
+#include "int8.cuh"
 #include "matrix.cuh"
 
 // Fours of a row of a norm that a thread has at most.
@@ -17,12 +18,19 @@
 #define TURNS 1
 #endif
 
+// Whether weights of products are of eight bits.
+#ifndef INT8
+#define INT8 0
+#endif
+
 // Warps that compute, and beside them one that fetches weights. It brings its warpgroup, whose registers the others get.
 constexpr u32 WARPS = 8, THREADS = 32 * WARPS, ALL_THREADS = THREADS + 128;
 // Outputs of a product are dealt out in tiles of 8.
 constexpr u32 TILE = 8;
-// A step is 32 elements of K: 64 bytes. Rows of weights lie so that lanes of two rows meet no bank twice.
+// A step is 32 elements of K: 64 bytes. Rows of weights lie so that lanes of two rows meet no bank twice. In eight bits a part of a tile is
+// a piece of memory, and lies as it does there.
 constexpr u32 PART_STEPS = 24, STAGE_ROW = 64 * PART_STEPS + 64;
+constexpr u32 TILE_BYTES = INT8 ? PART_STEPS / INT8_CHUNK * INT8_CHUNK_BYTES : TILE * STAGE_ROW;
 constexpr u32 WARP_STEPS = PART_STEPS / WARPS;
 constexpr u32 CHAINS = 8;
 
@@ -122,10 +130,18 @@ __device__ __forceinline__ void wait_for_warps(u32 barrier, u32 warps) {
 }
 __device__ __forceinline__ void wait_for_block() { asm volatile("bar.sync 15, 256;" ::: "memory"); }
 static_assert(THREADS == 256, "as many as the barrier says");
+static_assert(TILE == INT8_TILE && PART_STEPS % INT8_CHUNK == 0, "parts of tiles are whole chunks, but for the last");
 
 // ---- Weights -----------------------------------------------------------------------------------------------------
 
+// In eight bits all parts but the last are of full length, and a warp has the same steps of all, as far as they are there: so where it finds
+// them does not depend on the part.
+__device__ __forceinline__ u32 int8_count(u32 steps) {
+    const u32 first = WARP_STEPS * (threadIdx.x / 32);
+    return steps > first ? min(steps - first, WARP_STEPS) : 0;
+}
 __device__ __forceinline__ u32 first_step(const Product& product, u32 part) {
+    if (INT8) return min(PART_STEPS * part, product.depth / 32);
     const u32 steps = product.depth / 32 * part;
     return product.parts == 1 ? steps : steps / product.parts;
 }
@@ -165,7 +181,24 @@ __device__ __forceinline__ uint4 load_weights(u32 from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
     return x;
 }
+// The same of eight bits. They are multiplied as whole numbers; what these are counted in meets their sums.
+__device__ __forceinline__ uint2 load_int8_weights(u32 from) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from));
+    return x;
+}
+__device__ __forceinline__ float load_scale(u32 from) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
+    return x;
+}
 #endif
+
+// Lane `tile` of a warp lets the part of a tile come to `to`, in eight bits.
+__device__ __forceinline__ void copy_int8_tile(u32 to, const Product& product, u32 tile, u32 begin, u32 bytes, u32 barrier, u64 policy) {
+    const char* weights = reinterpret_cast<const char*>(product.w) + (u64)tile * int8_bytes(product.depth / 32);
+    copy_weights(to, weights + begin / INT8_CHUNK * INT8_CHUNK_BYTES, bytes, barrier, policy);
+}
 
 // ---- Norms -------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@
 
 // A unit is a part of K of a tile of outputs, whose weights take a slot. A block multiplies up to so many at a time: tiles of one
 // part, or parts of one tile where their sums are wanted apart.
-constexpr u32 UNITS = 4, SLOT = TILE * STAGE_ROW;
+constexpr u32 UNITS = 4, SLOT = TILE_BYTES;
 
 // A product's result is plain memory, for later launches. The first operand of a norm is what the block kept; the second comes in packets.
 constexpr u32 PLAIN = 64, KEPT = 128, SENT = 256;
@@ -114,6 +114,7 @@ template <u32 PLACES> struct Ring {
 // The step of K at which a part begins: `first_step` without a division.
 __device__ __forceinline__ u32 begin_of(const Product& product, u32 part) {
     if (WHOLE) return PART_STEPS * part;
+    if (INT8) return min(PART_STEPS * part, product.depth / 32);
     const u32 steps = product.depth / 32 * part;
     return product.parts == 1 ? steps : __umulhi(steps, product.inverse);
 }
@@ -176,9 +177,17 @@ __device__ __forceinline__ void fetch(const Step& step, const Memory& memory, u3
         for (Pieces pieces(phase); pieces.is_there(); pieces.advance()) {
             for (u32 unit = 0; unit < pieces.count(); unit++) {
                 const u32 filled = slots.filled(memory.slot_barriers), part = pieces.part_of(unit), begin = begin_of(product, part);
-                const u32 bytes = (begin_of(product, part + 1) - begin) * 64, to = memory.slots + slots.place * SLOT;
-                const u32 output = pieces.tile_of(unit) * TILE, rows = min(TILE, product.outputs - output);
+                const u32 steps = begin_of(product, part + 1) - begin, to = memory.slots + slots.place * SLOT;
                 wait_for_stage(slots.taken(memory.slot_barriers), slots.parity);
+#if INT8
+                const u32 bytes = int8_bytes(steps);
+                if (lane == 0) {
+                    begin_stage(filled, bytes);
+                    copy_int8_tile(to, product, pieces.tile_of(unit), begin, bytes, filled, policy);
+                }
+#else
+                const u32 bytes = steps * 64;
+                const u32 output = pieces.tile_of(unit) * TILE, rows = min(TILE, product.outputs - output);
                 if (lane == 0) begin_stage(filled, rows * bytes);
                 __syncwarp();
                 if (lane < rows) {
@@ -186,6 +195,7 @@ __device__ __forceinline__ void fetch(const Step& step, const Memory& memory, u3
                                  reinterpret_cast<const real*>(product.w) + (u64)(output + lane) * product.depth + begin * 32, bytes,
                                  filled, policy);
                 }
+#endif
                 slots.advance();
             }
         }
@@ -265,6 +275,7 @@ struct Slice {
 __device__ __forceinline__ Slice slice_of(const Product& product, u32 part) {
     const u32 warp = threadIdx.x / 32, first = begin_of(product, part), steps = begin_of(product, part + 1) - first;
     if (WHOLE) return {first + WARP_STEPS * warp, WARP_STEPS * warp, WARP_STEPS};
+    if (INT8) return {first + WARP_STEPS * warp, WARP_STEPS * warp, int8_count(steps)};
     const u32 offset = steps * warp / WARPS;
     return {first + offset, offset, steps * (warp + 1) / WARPS - offset};
 }
@@ -316,6 +327,95 @@ __device__ __forceinline__ void take_rows(const Product& product, const Memory& 
 constexpr u32 PAIRS = UNITS / 2;
 typedef float Sums[PAIRS][4];
 
+#if INT8
+
+// The weights of some units of eight bits in registers, as halves that hold their whole numbers, and what these are counted in. A warp has the same
+// steps of every part, so that nothing but their number depends on the unit. Of a unit or a step that is not there the weights may be anything, which
+// as whole numbers does no harm to others; a step that is not there counts for nothing.
+struct Units {
+    uint4 weights[UNITS][WARP_STEPS];
+    float scales[UNITS][WARP_STEPS];
+    // The warp's steps of the first unit's part and all behind it, and how many of them lie between units.
+    int left, apart;
+
+    __device__ __forceinline__ void take(const Product& product, const Pieces& pieces, const Memory& memory, Ring<SLOTS>& ring) {
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = pieces.count();
+        left = (int)(product.depth / 32) - (int)(PART_STEPS * pieces.part + WARP_STEPS * warp);
+        apart = pieces.is_apart ? PART_STEPS : 0;
+        // A lane waits for a unit.
+        const Ring<SLOTS> mine = ring.further(lane % UNITS);
+        if (lane < count) wait_for_stage(mine.filled(memory.slot_barriers), mine.parity);
+        __syncwarp();
+        uint2 bytes[UNITS][WARP_STEPS];
+#pragma unroll
+        for (u32 unit = 0; unit < UNITS; unit++) {
+            const u32 slot = memory.slots + ring.further(unit).place * SLOT;
+#pragma unroll
+            for (u32 s = 0; s < WARP_STEPS; s++) {
+                bytes[unit][s] = load_int8_weights(slot + int8_step(lane / 4, WARP_STEPS * warp + s) + lane % 4 * 8);
+                scales[unit][s] = load_scale(slot + int8_scale(lane / 4, WARP_STEPS * warp + s));
+            }
+        }
+#pragma unroll
+        for (u32 unit = 0; unit < UNITS; unit++) {
+#pragma unroll
+            for (u32 s = 0; s < WARP_STEPS; s++) {
+                weights[unit][s] = halves_of_bytes(bytes[unit][s]);
+                if (!WHOLE && (int)s >= left - (int)unit * apart) scales[unit][s] = 0.0f;
+            }
+        }
+        __syncwarp();
+        if (lane < count) leave_stage(mine.taken(memory.slot_barriers));
+        ring.advance(count);
+    }
+
+    // As below, but for what steps add: sums of whole numbers, times what these are counted in.
+    __device__ __forceinline__ void multiply_with(const Product& product, const Pieces& pieces, const real* rows, Sums& sums) const {
+        const u32 lane = threadIdx.x % 32, unit = lane / 4 % 2, first = PART_STEPS * pieces.part + WARP_STEPS * (threadIdx.x / 32);
+        // Columns of rows that there are not give what nobody takes.
+        const real* own = rows + min(lane / 8, ROWS - 1u) * product.depth + lane % 4 * 8;
+        float parts[WARP_STEPS][PAIRS][4] = {};
+        uint4 x[PAIRS][WARP_STEPS];
+#pragma unroll
+        for (u32 pair = 0; pair < PAIRS; pair++) {
+            const int between = (int)(2 * pair + unit) * apart;
+#pragma unroll
+            for (u32 s = 0; s < WARP_STEPS; s++) {
+                const bool is_there = (int)s < left - between;
+                x[pair][s] = *reinterpret_cast<const uint4*>(own + (is_there ? (first + between + s) * 32 : 0));
+            }
+        }
+#pragma unroll
+        for (u32 s = 0; s < WARP_STEPS; s++) {
+#pragma unroll
+            for (u32 pair = 0; pair < PAIRS; pair++) {
+                const uint4 low = weights[2 * pair][s], high = weights[2 * pair + 1][s];
+                const u32 even[4] = {low.x, high.x, low.y, high.y};
+                multiply(parts[s][pair], even, x[pair][s].x, x[pair][s].y);
+            }
+        }
+#pragma unroll
+        for (u32 s = 0; s < WARP_STEPS; s++) {
+#pragma unroll
+            for (u32 pair = 0; pair < PAIRS; pair++) {
+                const uint4 low = weights[2 * pair][s], high = weights[2 * pair + 1][s];
+                const u32 odd[4] = {low.z, high.z, low.w, high.w};
+                multiply(parts[s][pair], odd, x[pair][s].z, x[pair][s].w);
+            }
+        }
+#pragma unroll
+        for (u32 s = 0; s < WARP_STEPS; s++) {
+#pragma unroll
+            for (u32 pair = 0; pair < PAIRS; pair++) {
+                sums[pair][0] = fmaf(parts[s][pair][0], scales[2 * pair][s], sums[pair][0]);
+                sums[pair][3] = fmaf(parts[s][pair][3], scales[2 * pair + 1][s], sums[pair][3]);
+            }
+        }
+    }
+};
+
+#else
+
 // The weights of some units in registers, and the warp's slices of them.
 struct Units {
     uint4 weights[UNITS][WARP_STEPS];
@@ -348,8 +448,8 @@ struct Units {
     // The first factor of the matrix units are the weights of two units, one below the other. The second has a column for every row and
     // either unit, so that both may be of other parts of K; what the first unit gives with the second's column is of no use, nor the reverse.
     // A lane takes eight neighbours of K at a time of both factors; which of them meet in which instruction does not matter.
-    __device__ __forceinline__ void multiply_with(const real* rows, u32 depth, u32 count, Sums& sums) const {
-        const u32 lane = threadIdx.x % 32, row = lane / 8;
+    __device__ __forceinline__ void multiply_with(const Product& product, const Pieces& pieces, const real* rows, Sums& sums) const {
+        const u32 lane = threadIdx.x % 32, row = lane / 8, depth = product.depth, count = pieces.count();
         const bool is_second = lane / 4 % 2;
         const real* own = rows + row * depth + lane % 4 * 8;
         uint4 x[PAIRS][WARP_STEPS];
@@ -382,6 +482,7 @@ struct Units {
         }
     }
 };
+#endif
 static_assert(2 * ROWS <= TILE, "a column for every row and either unit of a pair");
 
 __device__ __forceinline__ real finished(const Product& product, u32 flags, float bias, float sum) {
@@ -452,7 +553,7 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Phase& pha
                 for (int e = 0; e < 4; e++) sums[pair][e] = 0.0f;
             }
         }
-        units.multiply_with(memory.rows, product.depth, count, sums);
+        units.multiply_with(product, pieces, memory.rows, sums);
         if (!pieces.is_added_up()) continue;
         if (lane % 4 < ROWS) {
 #pragma unroll

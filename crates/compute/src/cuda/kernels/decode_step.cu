@@ -20,7 +20,7 @@
 #endif
 
 // A block multiplies up to GROUP tiles at a time.
-constexpr u32 GROUP = 3, COLUMNS = TILE * GROUP, STAGE = COLUMNS * STAGE_ROW;
+constexpr u32 GROUP = 3, COLUMNS = TILE * GROUP, STAGE = GROUP * TILE_BYTES;
 // A product waits for the one before of the same sums, so tiles are multiplied side by side where registers suffice.
 constexpr int TILES_AT_ONCE = TILES == 1 ? GROUP : 1;
 // Rows of the sums that warps leave for each other, and how many of them threads add up at a time.
@@ -100,9 +100,17 @@ __device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 
         for (Pieces pieces(product, step.phases[index].flags); pieces.is_there(); pieces.advance()) {
             const u32 stage = filled % STAGES, barrier = barriers + 8 * stage;
             const u32 part = pieces.part_of_depth(), from = first_step(product, part), to = first_step(product, part + 1);
+            if (filled >= STAGES) wait_for_stage(barrier + 8 * STAGES, filled / STAGES - 1 & 1);
+#if INT8
+            const u32 bytes = int8_bytes(to - from);
+            if (lane == 0) begin_stage(barrier, pieces.count() * bytes);
+            __syncwarp();
+            if (lane < pieces.count()) {
+                copy_int8_tile(stages + stage * STAGE + lane * TILE_BYTES, product, pieces.tile() + lane, from, bytes, barrier, policy);
+            }
+#else
             const u32 output = pieces.tile() * TILE, rows = min(pieces.count() * TILE, product.outputs - output);
             const u32 bytes = (to - from) * 64;
-            if (filled >= STAGES) wait_for_stage(barrier + 8 * STAGES, filled / STAGES - 1 & 1);
             if (lane == 0) begin_stage(barrier, rows * bytes);
             __syncwarp();
             if (lane < rows) {
@@ -110,6 +118,7 @@ __device__ __forceinline__ void fetch_weights(const Step& step, u32 stages, u32 
                 copy_weights(stages + stage * STAGE + lane * STAGE_ROW,
                              weights + ((u64)(output + lane) * product.depth + from * 32) * sizeof(u16), bytes, barrier, policy);
             }
+#endif
             filled += 1;
         }
     }
@@ -194,14 +203,22 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Product& p
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 end = min(pieces.end * TILE, product.outputs);
     for (u32 output = pieces.job * TILE + warp; output < end; output += WARPS) {
+#if INT8
+        const Int8Row weights(at<const char>(step, product.w), product.depth, output);
+#else
         const uint4* weights = reinterpret_cast<const uint4*>(at<const real>(step, product.w) + (u64)output * product.depth);
+#endif
         float sums[MOST_SINGLE_ROWS] = {};
         const bool is_gated = flags & GATED, is_own = flags & OWN_NORM;
         const u32 stride = is_gated ? 2 * product.depth : product.depth;
 #pragma unroll 2
         for (u32 pack = lane; pack < product.depth / WIDTH; pack += 32) {
             float own[WIDTH];
+#if INT8
+            weights.load(pack * WIDTH, own);
+#else
             widen<real>(__ldg(weights + pack), own);
+#endif
 #pragma unroll
             for (u32 row = 0; row < MOST_SINGLE_ROWS; row++) {
                 if (row >= step.rows) break;
@@ -269,6 +286,52 @@ __device__ __forceinline__ void load_factors(const Step& step, const Product& pr
     });
 }
 
+#if INT8
+// The same as below with weights of eight bits: every step's sums are whole numbers of what its weights are counted in. Steps and tiles that are not
+// there have nothing to add: in their place lie whole numbers, but scales may be anything.
+__device__ __forceinline__ void multiply_int8(const Factors& x, u32 stage, u32 count, float (&sums)[GROUP][TILES][4]) {
+    const u32 lane = threadIdx.x % 32, first = WARP_STEPS * (threadIdx.x / 32);
+    uint2 bytes[WARP_STEPS][GROUP];
+    float scales[WARP_STEPS][GROUP][2];
+#pragma unroll
+    for (int s = 0; s < WARP_STEPS; s++) {
+        const u32 weights = stage + int8_step(lane / 4, first + s) + lane % 4 * 8, scale = stage + int8_scale(lane % 4 * 2, first + s);
+#pragma unroll
+        for (int t = 0; t < GROUP; t++) {
+            bytes[s][t] = load_int8_weights(weights + t * TILE_BYTES);
+            scales[s][t][0] = load_scale(scale + t * TILE_BYTES);
+            scales[s][t][1] = load_scale(scale + INT8_ROW_SCALES + t * TILE_BYTES);
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < WARP_STEPS; s++) {
+        float parts[GROUP][TILES][4] = {};
+        uint4 w[GROUP];
+#pragma unroll
+        for (int t = 0; t < GROUP; t++) w[t] = halves_of_bytes(bytes[s][t]);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            const uint4 low = x[s][m][0], high = x[s][m][1];
+            const u32 even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+            for (int t = 0; t < GROUP; t++) multiply(parts[t][m], even, w[t].x, w[t].y);
+#pragma unroll
+            for (int t = 0; t < GROUP; t++) multiply(parts[t][m], odd, w[t].z, w[t].w);
+        }
+#pragma unroll
+        for (int t = 0; t < GROUP; t++) {
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    sums[t][m][e] = fmaf(parts[t][m][e], s < count ? scales[s][t][e % 2] : 0.0f, sums[t][m][e]);
+                }
+            }
+        }
+    }
+}
+#endif
+
 // Rows are the first factor of the matrix units, weights the second. A lane takes eight neighbours of K at a time of both; which
 // of them meet in which instruction is the same for both, and does not matter otherwise.
 __device__ __forceinline__ void multiply_rows(const Step& step, const Product& product, u32 flags, const Memory& memory, Pieces pieces,
@@ -284,8 +347,8 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Product& p
         const u32 begin = first_step(product, part), steps = first_step(product, part + 1) - begin;
         if (part != held) {
             held = part;
-            first = steps * warp / WARPS;
-            count = steps * (warp + 1) / WARPS - first;
+            first = INT8 ? WARP_STEPS * warp : steps * warp / WARPS;
+            count = INT8 ? int8_count(steps) : steps * (warp + 1) / WARPS - first;
             load_factors(step, product, flags, memory.own_rows, begin + first, count, x);
         }
         if (pieces.part == 0) {
@@ -300,6 +363,9 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Product& p
         }
         const u32 stage = used % STAGES;
         wait_for_stage(memory.barriers + 8 * stage, used / STAGES & 1);
+#if INT8
+        multiply_int8(x, memory.stages + stage * STAGE, count, sums);
+#else
         const u32 weights = memory.stages + stage * STAGE + lane / 4 * STAGE_ROW + first * 64 + lane % 4 * 16;
 #pragma unroll
         for (int s = 0; s < WARP_STEPS; s++) {
@@ -324,6 +390,7 @@ __device__ __forceinline__ void multiply_rows(const Step& step, const Product& p
                 }
             }
         }
+#endif
         __syncwarp();
         if (lane == 0) leave_stage(memory.barriers + 8 * (STAGES + stage));
         used += 1;
