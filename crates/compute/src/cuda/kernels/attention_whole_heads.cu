@@ -195,19 +195,27 @@ template <class To> struct Gradient {
     // The first tile whose queries see keys of the block.
     __device__ __forceinline__ int first_tile(int block) const { return causal ? block * (KEYS / QUERIES) : 0; }
 
-    // What is to be known of 4·ROUNDS queries from `query` on, by a warp: eight lanes have a row.
-    template <int ROUNDS> __device__ __forceinline__ void know(u32 to, u32 head, int query) const {
+    // Where a head begins in the output and its gradient.
+    __device__ __forceinline__ u64 first_element(u32 head) const {
+        return ((u64)(head / heads) * positions * heads + head % heads) * HEAD;
+    }
+
+    // What is to be known of 4·ROUNDS queries from `query` on, by a warp: eight lanes have a row. The head is given by where it begins,
+    // so that nothing is divided for every few queries: the next head waits for the last of them.
+    template <int ROUNDS>
+    static __device__ __forceinline__ void know(u32 to, const real* out, const real* d_out, const float* log_sum_exp,
+                                                u32 row_elements, int query) {
         const int lane = threadIdx.x % 32, piece = lane % 8, own = query + lane / 8 + 4 * (piece % ROUNDS);
-        const u64 first = ((u64)(head / heads) * positions + query + lane / 8) * heads + head % heads;
-        const float log = log_sum_exp[(u64)head * positions + own];
+        const u64 first = (u64)(query + lane / 8) * row_elements + piece * 8;
         uint4 x[ROUNDS], y[ROUNDS];
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) {
-            const u64 at = (first + (u64)(4 * i) * heads) * HEAD + piece * 8;
+            const u64 at = first + (u64)(4 * i) * row_elements;
             asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
                          : "=r"(x[i].x), "=r"(x[i].y), "=r"(x[i].z), "=r"(x[i].w) : "l"(out + at), "l"(first_to_leave()));
             y[i] = *reinterpret_cast<const uint4*>(d_out + at);
         }
+        const float log = log_sum_exp[own];
         float delta = 0.0f;
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) {
@@ -254,8 +262,10 @@ template <class To> struct Gradient {
         u32 head_turn = 1;
         for (u32 head = blockIdx.x + gridDim.x; head < all_heads; head += gridDim.x, head_turn++) {
             barrier_wait(places.head_begun(), head_turn - 1 & 1);
+            const u64 at = first_element(head);
             for (int query = (warp - 1) * 8; query < (int)positions; query += (GROUP_WARPS - 1) * 8) {
-                know<2>(places.known(head_turn, positions), head, query);
+                know<2>(places.known(head_turn, positions), out + at, d_out + at, log_sum_exp + (u64)head * positions,
+                        heads * HEAD, query);
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0) barrier_arrive(places.known_there());
@@ -470,8 +480,10 @@ template <class To> struct Gradient {
             prefetch_map(&v_map);
             places.begin();
         }
+        const u64 at = first_element(blockIdx.x);
         for (int query = all_warps * 16; query < (int)positions; query += THREADS / 32 * 16) {
-            know<4>(places.known(0, positions), blockIdx.x, query);
+            know<4>(places.known(0, positions), out + at, d_out + at, log_sum_exp + (u64)blockIdx.x * positions, heads * HEAD,
+                    query);
         }
         __syncthreads();
         if (all_warps >= 3 * GROUP_WARPS) {
