@@ -8,9 +8,9 @@ mod cases;
 use cases::{
     Case, Data, Tensor, UNLIKELY, adams_with_copies, all, attentions_in_whole_tiles,
     attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gelu_products,
-    gelus_worth_timing, grads_of_many_heads, grads_of_whole_heads, indices, products_of_rows, quantised,
-    quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads, quantised_norms,
-    quantised_weights, random, run, scaled_products, unlikely_targets,
+    gelus_worth_timing, grads_of_many_heads, grads_of_whole_heads, indices, largest, products_of_rows,
+    quantised, quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads,
+    quantised_norms, quantised_weights, random, run, scaled_products, unlikely_targets,
 };
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, Frozen, GeluProduct, HostData, Kernel, Launch, Op,
@@ -39,8 +39,13 @@ fn cuda_with(attention: AttentionBy) -> Option<Cuda> {
 /// Every case in every element type that a program can have it in.
 fn cases() -> Vec<Case> {
     let plain = all();
-    let narrow = [DType::BF16, DType::F16].map(|of| narrowed(&plain, of)).concat();
+    let narrow = in_halves(&plain);
     [plain, narrow].concat()
+}
+
+/// In both types of 16 bits.
+fn in_halves(cases: &[Case]) -> Vec<Case> {
+    [DType::BF16, DType::F16].map(|of| narrowed(cases, of)).concat()
 }
 
 fn narrowed(cases: &[Case], of: DType) -> Vec<Case> {
@@ -76,11 +81,39 @@ fn adam_keeps_a_working_copy_as_the_reference_does() {
 fn gradients_of_embeddings_match_the_reference_and_repeat_their_bits() {
     let Some(mut cuda) = cuda() else { return };
     let plain = embedding_gradients();
-    let narrow = [DType::BF16, DType::F16].map(|of| narrowed(&plain, of)).concat();
-    for case in [plain, narrow].concat() {
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
-        compare_within(1.0, &case, &first, &case.expected()).unwrap();
+    let narrow = in_halves(&plain);
+    check_each(&mut cuda, &[plain, narrow].concat(), |case, actual, expected| {
+        compare_within(1.0, case, actual, expected).unwrap();
+    });
+}
+
+/// Runs every case twice, which must give the same bits, and looks at them beside the reference's.
+fn check_each(cuda: &mut Cuda, cases: &[Case], check: impl Fn(&Case, &[Vec<f64>], &[Vec<f64>])) {
+    for (case, expected) in cases.iter().zip(all_expected(cases)) {
+        check(case, &run_twice(cuda, case), &expected);
+    }
+}
+
+fn run_twice(cuda: &mut Cuda, case: &Case) -> Vec<Vec<f64>> {
+    let [first, second] = [0, 1].map(|_| run(cuda, case).expect("a kernel runs it"));
+    assert_eq!(first, second, "{}", case.name());
+    first
+}
+
+/// No number is further away than allowed, and at most one of so many differs at all; of nothing, any may.
+fn assert_near(
+    case: &Case,
+    output: usize,
+    [actual, expected]: [&[f64]; 2],
+    one_of: usize,
+    tolerance: impl Fn(f64) -> f64,
+) {
+    let name = case.name();
+    let differing = actual.iter().zip(expected).filter(|(a, e)| a != e).count();
+    assert!(one_of * differing <= actual.len(), "{differing} of output {output} differ in {name}");
+    for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let is_near = (a - e).abs() <= tolerance(*e);
+        assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");
     }
 }
 
@@ -142,7 +175,7 @@ fn one_case_of_every_kernel_runs() {
 /// Products of eight bits in the types that their results can have. Where the result is f32 the library takes no bias.
 fn eight_bit_products() -> Vec<Case> {
     let cases = scaled_products();
-    let narrow = [DType::BF16, DType::F16].map(|of| narrowed(&cases, of)).concat();
+    let narrow = in_halves(&cases);
     let has_bias = |case: &Case| matches!(case.kernel, Kernel::ScaledProduct { bias: true, .. });
     cases.into_iter().filter(|case| !has_bias(case)).chain(narrow).collect()
 }
@@ -150,13 +183,9 @@ fn eight_bit_products() -> Vec<Case> {
 #[test]
 fn products_of_eight_bits_match_the_reference_and_repeat_their_bits() {
     let Some(mut cuda) = cuda() else { return };
-    let mut failures = Vec::new();
-    for case in eight_bit_products().into_iter().chain(eight_bit_heads()) {
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
-        failures.extend(compare_within(1.0, &case, &first, &case.expected()).err());
-    }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    check_each(&mut cuda, &[eight_bit_products(), eight_bit_heads()].concat(), |case, actual, expected| {
+        compare_within(1.0, case, actual, expected).expect("within the bounds");
+    });
 }
 
 /// To nearest, all of them would be −1, and a token's gradient 3 % too long.
@@ -169,11 +198,7 @@ fn gradients_of_unlikely_targets_are_right_on_average_in_eight_bits() {
     assert!((target - exact).abs() < 2e-3 * exact.abs(), "{target} is not {exact}");
     assert_eq!(other, probability * rows as f64);
     let Some(mut cuda) = cuda() else { return };
-    let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-    assert_eq!(first, second);
-    for (index, (actual, expected)) in first[1].iter().zip(expected).enumerate() {
-        assert!((actual - expected).abs() < 1e-3, "{index}: {actual} is not {expected}");
-    }
+    assert_near(&case, 1, [&run_twice(&mut cuda, &case)[1], expected], 0, |_| 1e-3);
 }
 
 #[test]
@@ -200,56 +225,45 @@ fn a_row_of_a_product_in_halves_is_the_same_beside_any_others_bit_for_bit() {
 #[test]
 fn quantised_numbers_are_the_references() {
     let Some(mut cuda) = cuda() else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised(), of)).concat() {
+    check_each(&mut cuda, &in_halves(&quantised()), |case, actual, expected| {
         let Kernel::Quantise(of) = case.kernel else { panic!("all of them quantise") };
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
-        let expected = case.expected();
-        let step = of.of.epsilon();
-        for (output, (actual, expected)) in first.iter().zip(&expected).enumerate() {
-            let is_sum = of.sums.is_some() && output + 1 == first.len();
+        for (output, pair) in pairs(actual, expected) {
+            let is_sum = of.sums.is_some() && output + 1 == actual.len();
             let tolerance = |e: f64| match (is_sum, of.source) {
                 (true, _) => 0.01 * (case.terms as f64).sqrt(),
                 (false, Source::Stored | Source::Bounded { .. }) => 0.0,
-                (false, _) => step * e.abs() + 2f64.powi(-9),
+                (false, _) => of.of.epsilon() * e.abs() + 2f64.powi(-9),
             };
             // What was rounded to 16 bits on the way lies nearer to the middle than that in one of some twenty numbers.
-            let differing = actual.iter().zip(expected).filter(|(a, e)| !is_sum && a != e).count();
-            assert!(
-                10 * differing <= actual.len(),
-                "{differing} of output {output} differ in {}",
-                case.name()
-            );
-            for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-                let apart = (a - e).abs();
-                let name = case.name();
-                assert!(apart <= tolerance(*e), "output {output} element {index}: {a}, not {e}, in {name}");
-            }
+            assert_near(case, output, pair, if is_sum { 0 } else { 10 }, tolerance);
         }
-    }
+    });
+}
+
+/// Outputs by number, as they are and as they should be.
+fn pairs<'a>(
+    actual: &'a [Vec<f64>],
+    expected: &'a [Vec<f64>],
+) -> impl Iterator<Item = (usize, [&'a [f64]; 2])> {
+    actual.iter().zip(expected).map(|(actual, expected)| [&actual[..], expected]).enumerate()
 }
 
 #[test]
 fn weights_quantised_together_are_the_references_bit_for_bit() {
     let Some(mut cuda) = cuda() else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_weights(), of)).concat() {
-        let expected = case.expected();
-        for _ in 0..2 {
-            assert_eq!(run(&mut cuda, &case).unwrap(), expected, "{}", case.name());
-        }
-    }
+    check_each(&mut cuda, &in_halves(&quantised_weights()), |case, actual, expected| {
+        assert_eq!(actual, expected, "{}", case.name());
+    });
 }
 
 /// A norm that writes eight bits finds the reference's unit, and of its numbers few are a step away.
 #[test]
 fn quantised_norms_are_the_references() {
     let Some(mut cuda) = cuda() else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_norms(), of)).concat() {
+    check_each(&mut cuda, &in_halves(&quantised_norms()), |case, actual, expected| {
         let Kernel::QuantisedNorm(of) = case.kernel else { panic!("all of them are norms") };
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
         let unit = usize::from(of.adds) + of.statistics();
-        for (output, (actual, expected)) in first.iter().zip(&case.expected()).enumerate() {
+        for (output, pair) in pairs(actual, expected) {
             let is_statistic = (usize::from(of.adds)..unit).contains(&output);
             let tolerance = |e: f64| match output {
                 _ if is_statistic => 1e-5 * e.abs().max(1.0),
@@ -257,15 +271,9 @@ fn quantised_norms_are_the_references() {
                 // The sum and the unit.
                 _ => 0.0,
             };
-            let differing = actual.iter().zip(expected).filter(|(a, e)| !is_statistic && a != e).count();
-            let name = case.name();
-            assert!(100 * differing <= actual.len(), "{differing} of output {output} differ in {name}");
-            for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-                let is_near = (a - e).abs() <= tolerance(*e);
-                assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");
-            }
+            assert_near(case, output, pair, if is_statistic { 0 } else { 100 }, tolerance);
         }
-    }
+    });
 }
 
 /// Gradients of a norm that are written in eight bits, too, are the reference's, and their eight bits are those that it makes of what is
@@ -273,12 +281,11 @@ fn quantised_norms_are_the_references() {
 #[test]
 fn quantised_gradients_of_norms_are_the_references() {
     let Some(mut cuda) = cuda() else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&quantised_norm_grads(), of)).concat() {
+    for case in in_halves(&quantised_norm_grads()) {
         let Kernel::QuantisedNormGrads(of) = case.kernel else {
             panic!("all of them are gradients of norms")
         };
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
+        let first = run_twice(&mut cuda, &case);
         let (grads, copies) = first.split_at(1 + of.0.sums());
         let (outputs, inputs) = (case.outputs[..grads.len()].to_vec(), case.inputs.clone());
         let plain = Case { kernel: Kernel::NormGrads(of.0), inputs, outputs, terms: case.terms };
@@ -303,11 +310,9 @@ fn quantised_gradients_of_attentions_are_the_references() {
 #[test]
 fn gradients_of_whole_heads_are_the_references() {
     let Some(mut cuda) = cuda_with(AttentionBy::WholeHeads) else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&grads_of_whole_heads(), of)).concat() {
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
-        compare_within(slack(&case), &case, &first, &case.expected()).expect("within the bounds");
-    }
+    check_each(&mut cuda, &in_halves(&grads_of_whole_heads()), |case, actual, expected| {
+        compare_within(slack(case), case, actual, expected).expect("within the bounds");
+    });
     check_quantised_attention_grads(&mut cuda, &quantised_grads_of_whole_heads());
 }
 
@@ -316,39 +321,25 @@ fn gradients_of_whole_heads_are_the_references() {
 fn gradients_of_many_whole_heads_are_those_by_tiles() {
     let Some(mut whole) = cuda_with(AttentionBy::WholeHeads) else { return };
     let Some(mut by_tiles) = cuda_with(AttentionBy::Kernels) else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&grads_of_many_heads(), of)).concat() {
-        let [first, second] = [0, 1].map(|_| run(&mut whole, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
-        compare_within(slack(&case), &case, &first, &run(&mut by_tiles, &case).unwrap()).expect("alike");
+    for case in in_halves(&grads_of_many_heads()) {
+        let expected = run(&mut by_tiles, &case).unwrap();
+        compare_within(slack(&case), &case, &run_twice(&mut whole, &case), &expected).expect("alike");
     }
 }
 
 fn check_quantised_attention_grads(cuda: &mut Cuda, cases: &[Case]) {
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(cases, of)).concat() {
-        let [first, second] = [0, 1].map(|_| run(cuda, &case).expect("a kernel runs it"));
-        let name = case.name();
-        assert_eq!(first, second, "{name}");
-        let expected = case.expected();
-        assert_eq!(first[0], expected[0], "the unit of {name}");
-        let largest = expected[1].iter().fold(0.0f64, |max, x| max.max(x.abs()));
-        for (output, (actual, expected)) in first.iter().zip(&expected).enumerate().skip(1) {
-            let is_sum = output == 3;
-            let tolerance = |e: f64| {
-                let rows = case.inputs[0].of.shape.rows() as f64;
-                if is_sum {
-                    0.01 * rows.sqrt() * largest * first[0][0]
-                } else {
-                    0.25 * e.abs() + largest / 256.0
-                }
-            };
-            let differing = actual.iter().zip(expected).filter(|(a, e)| !is_sum && a != e).count();
-            assert!(10 * differing <= actual.len(), "{differing} of output {output} differ in {name}");
-            for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-                let is_near = (a - e).abs() <= tolerance(*e);
-                assert!(is_near, "output {output} element {index}: {a}, not {e}, in {name}");
+    check_each(cuda, &in_halves(cases), |case, actual, expected| {
+        assert_eq!(actual[0], expected[0], "the unit of {}", case.name());
+        let (unit, rows) = (actual[0][0], case.inputs[0].of.shape.rows() as f64);
+        let largest = largest(&expected[1]);
+        for (output, pair) in pairs(actual, expected).skip(1) {
+            if output == 3 {
+                assert_near(case, output, pair, 0, |_| 0.01 * rows.sqrt() * largest * unit);
+            } else {
+                assert_near(case, output, pair, 10, |e| 0.25 * e.abs() + largest / 256.0);
             }
         }
-    }
+    });
 }
 
 /// One launch makes of a product what the reference does, and what a product and quantising in two launches do. Sums of products of eight bits
@@ -356,11 +347,11 @@ fn check_quantised_attention_grads(cuda: &mut Cuda, cases: &[Case]) {
 #[test]
 fn products_through_gelu_are_the_references_and_those_of_two_launches() {
     let Some(mut cuda) = cuda() else { return };
-    for case in [DType::BF16, DType::F16].map(|of| narrowed(&gelu_products(), of)).concat() {
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).unwrap());
-        assert_eq!(first, second, "{}", case.name());
-        check_gelu_product(&case, &first, &case.expected(), 10);
-        check_gelu_product(&case, &first, &in_two_launches(&mut cuda, &case), 100);
+    let cases = in_halves(&gelu_products());
+    for (case, expected) in cases.iter().zip(all_expected(&cases)) {
+        let actual = run_twice(&mut cuda, case);
+        check_gelu_product(case, &actual, &expected, 10);
+        check_gelu_product(case, &actual, &in_two_launches(&mut cuda, case), 100);
     }
 }
 
@@ -384,12 +375,12 @@ fn in_two_launches(cuda: &mut Cuda, case: &Case) -> Vec<Vec<f64>> {
 /// Bytes may be one step away, in one of so many numbers.
 fn check_gelu_product(case: &Case, actual: &[Vec<f64>], expected: &[Vec<f64>], one_of: usize) {
     let Kernel::GeluProduct(of) = case.kernel else { panic!("all of them are products through GELU") };
-    let (name, unit) = (case.name(), usize::from(matches!(of, GeluProduct::Forward { .. })));
-    assert_eq!(actual[unit], expected[unit], "the unit of {name}");
-    for (output, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+    let unit = usize::from(matches!(of, GeluProduct::Forward { .. }));
+    assert_eq!(actual[unit], expected[unit], "the unit of {}", case.name());
+    for (output, pair) in pairs(actual, expected) {
         let (is_byte, is_sum) = (output == unit + 1 || output == unit + 2, output == unit + 3);
         let step = if is_byte { of.quantise().of.epsilon() } else { case.outputs[output].of.dtype.epsilon() };
-        let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+        let largest = largest(pair[1]);
         let tolerance = |e: f64| {
             if is_sum {
                 0.01 * (case.terms as f64).sqrt() * largest
@@ -397,12 +388,7 @@ fn check_gelu_product(case: &Case, actual: &[Vec<f64>], expected: &[Vec<f64>], o
                 2.0 * step * e.abs() + largest / 512.0
             }
         };
-        let differing = actual.iter().zip(expected).filter(|(a, e)| is_byte && a != e).count();
-        assert!(one_of * differing <= actual.len(), "{differing} of output {output} differ in {name}");
-        for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-            let apart = (a - e).abs();
-            assert!(apart <= tolerance(*e), "output {output} element {index}: {a}, not {e}, in {name}");
-        }
+        assert_near(case, output, pair, if is_byte { one_of } else { 0 }, tolerance);
     }
 }
 
@@ -430,11 +416,10 @@ fn attention_by_cudnn_in_f16_matches_the_reference_and_repeats_its_bits() {
 fn heads_of_256_match_the_reference() {
     let Some(mut cuda) = cuda() else { return };
     let single = attentions_of_wide_heads();
-    let narrow = [DType::BF16, DType::F16].map(|of| narrowed(&single, of)).concat();
-    for case in single.into_iter().chain(narrow) {
-        let actual = run(&mut cuda, &case).expect("a kernel runs it");
-        compare_within(slack(&case), &case, &actual, &case.expected()).expect("within the bounds");
-    }
+    let narrow = in_halves(&single);
+    check_each(&mut cuda, &[single, narrow].concat(), |case, actual, expected| {
+        compare_within(slack(case), case, actual, expected).expect("within the bounds");
+    });
 }
 
 /// What cuDNN computes where it can, whether or not it is the faster one here.
@@ -444,13 +429,9 @@ fn check_cudnn(of: DType) {
         eprintln!("skipped, because there is no cuDNN of use: {}", cuda.describe());
         return;
     }
-    let mut failures = Vec::new();
-    for case in narrowed(&attentions_in_whole_tiles(), of) {
-        let [first, second] = [0, 1].map(|_| run(&mut cuda, &case).expect("cuDNN or a kernel runs it"));
-        assert_eq!(first, second, "{}", case.name());
-        failures.extend(compare_within(slack(&case), &case, &first, &case.expected()).err());
-    }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    check_each(&mut cuda, &narrowed(&attentions_in_whole_tiles(), of), |case, actual, expected| {
+        compare_within(slack(case), case, actual, expected).expect("within the bounds");
+    });
     let description = cuda.describe();
     assert!(description.ends_with("(attention forward and backward)"), "{description}");
 }
@@ -488,9 +469,9 @@ fn every_way_to_run_a_product_with_gelu_matches_the_reference() {
         std::fs::write(&file, forced).unwrap();
         let mut card = open().unwrap();
         for (case, expected) in cases.iter().zip(&expected) {
-            let [first, second] = [0, 1].map(|_| run(&mut card, case).unwrap());
-            assert_eq!(first, second, "way {way}, {}", case.name());
-            compare_within(slack(case), case, &first, expected).unwrap();
+            let actual = run_twice(&mut card, case);
+            compare_within(slack(case), case, &actual, expected)
+                .unwrap_or_else(|far| panic!("way {way}: {far}"));
         }
     }
     std::fs::remove_dir_all(&folder).unwrap();
