@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Cuda,
-    call::{Arg, Builder, Grid, Machine},
+    call::{Arg, Builder, Grid},
     linear::{self, Shaped},
     modules::Source,
     one_at_a_time,
@@ -209,17 +209,7 @@ impl Cuda {
             Some(Some(buffer)) => buffer.address,
             _ => 0,
         };
-        let machine = Machine {
-            driver: &self.driver,
-            modules: &mut self.modules,
-            blas: &mut self.blas,
-            cudnn: self.cudnn.as_mut(),
-            attention: self.attention,
-            fault: self.fault,
-            multiprocessors: self.multiprocessors,
-            stream: self.stream,
-        };
-        let mut builder = Builder::new(machine, &address, &self.frozen);
+        let mut builder = self.builder(&address);
         let calls = fill(&mut builder).and_then(|()| builder.finish(0, 0));
         self.buffers = buffers;
         calls?.iter().try_for_each(|call| self.issue(call))

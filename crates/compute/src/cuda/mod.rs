@@ -374,9 +374,25 @@ impl Cuda {
         Ok(SequenceId(self.sequences.len() - 1))
     }
 
+    /// What adds calls, given where buffers are.
+    fn builder<'a>(&'a mut self, address: &'a dyn Fn(BufferId) -> u64) -> Builder<'a> {
+        let machine = Machine {
+            driver: &self.driver,
+            modules: &mut self.modules,
+            blas: &mut self.blas,
+            cudnn: self.cudnn.as_mut(),
+            attention: self.attention,
+            fault: self.fault,
+            multiprocessors: self.multiprocessors,
+            stream: self.stream,
+        };
+        Builder::new(machine, address, &self.frozen)
+    }
+
     fn build(&mut self, launches: &[Launch], for_state: bool) -> Result<Sequence> {
+        let driver = Arc::clone(&self.driver);
         let take = |bytes: usize| -> Result<Option<(u64, usize)>> {
-            if bytes == 0 { Ok(None) } else { Ok(Some((self.driver.allocate(bytes)?, bytes))) }
+            if bytes == 0 { Ok(None) } else { Ok(Some((driver.allocate(bytes)?, bytes))) }
         };
         let at = |memory: Option<(u64, usize)>| memory.map_or(0, |(address, _)| address);
         // The first number that no buffer has.
@@ -388,17 +404,7 @@ impl Cuda {
             Some(buffer) => buffer.as_ref().map_or(0, |buffer| buffer.address),
             None => at(branch_memory),
         };
-        let machine = Machine {
-            driver: &self.driver,
-            modules: &mut self.modules,
-            blas: &mut self.blas,
-            cudnn: self.cudnn.as_mut(),
-            attention: self.attention,
-            fault: self.fault,
-            multiprocessors: self.multiprocessors,
-            stream: self.stream,
-        };
-        let mut builder = Builder::new(machine, &address, &self.frozen);
+        let mut builder = self.builder(&address);
         let outcome = fill(&mut builder, launches, for_state, branches.as_ref());
         let (scratch_bytes, constants) = (builder.scratch_bytes(), builder.constants().to_vec());
         let finished = outcome.and_then(|filled| {
