@@ -94,11 +94,15 @@ fn every_flag_of_eval_changes_something() {
         ["cpu", "reference"].map(|device| loss(&desk, &[&int8[..], &["--device", device]].concat()));
     assert!(light != plain && (light - plain).abs() < 0.01, "{light} in int8, {plain}");
     assert!((light - twin).abs() < 5e-4, "{light} on a processor, {twin} by the reference");
-    desk.fails(2, &[&int8[..], &["--precision", "bf16"]].concat(), &["--weights", "--precision"]);
+    let of_both = ["--precision", "bf16", "--device", "cpu"];
+    desk.fails(2, &[&int8[..], &of_both].concat(), &["--weights", "--precision"]);
     // With a card it runs there; without one it says what anything else says.
     let [plain_on_card, light_on_card] = [&int8[..2], &int8]
         .map(|arguments| desk.run(&[arguments, &["--device", "cuda", "--tokens", "50"]].concat()));
-    assert_eq!((plain_on_card.code, plain_on_card.stderr), (light_on_card.code, light_on_card.stderr));
+    assert_eq!(plain_on_card.code, light_on_card.code, "{}", light_on_card.stderr);
+    if plain_on_card.code != 0 {
+        assert_eq!(plain_on_card.stderr, light_on_card.stderr);
+    }
     desk.fails(69, &["eval", "run", "--device", "none"], &["there is no device \"none\""]);
     desk.fails(2, &["eval", "run", "--rows", "0"], &["--rows"]);
     let prepare =

@@ -2,8 +2,9 @@
 //!
 //! bf16 and f16 run on the matrix units (`attention.cu`), f32 and wide heads without them (`attention_f32.cu`), a single query over a cache in
 //! a kernel of its own (`attention_decode.cu`), and plain attention over whole heads on Hopper's own units
-//! (`attention_hopper.cu`, and gradients of enough heads by `attention_whole_heads.cu`). All of them take a pointer to the first element and the length of a row, or a map that says the
-//! same, so that heads inside one tensor and heads apart are the same to them.
+//! (`attention_hopper.cu`, and gradients of enough heads by `attention_whole_heads.cu`). All of them take a pointer to the first
+//! element and the length of a row, or a map that says the same, so that heads inside one tensor and heads apart are the same to
+//! them.
 
 mod whole_heads;
 

@@ -190,11 +190,7 @@ impl Cuda {
         let ended = moved.and_then(|()| self.driver.synchronize(self.stream));
         self.driver.free(beside.unwrap_or(0));
         ended?;
-        for sequence in &mut self.sequences {
-            if sequence.as_ref().is_some_and(|sequence| sequence.buffers.contains(&matrix.buffer)) {
-                *sequence = None;
-            }
-        }
+        self.forget_sequences(matrix.buffer);
         if fits {
             self.frozen.insert(matrix);
         }

@@ -374,6 +374,15 @@ impl Cuda {
         Ok(SequenceId(self.sequences.len() - 1))
     }
 
+    /// Forgets all sequences that name a buffer.
+    fn forget_sequences(&mut self, buffer: BufferId) {
+        for sequence in &mut self.sequences {
+            if sequence.as_ref().is_some_and(|sequence| sequence.buffers.contains(&buffer)) {
+                *sequence = None;
+            }
+        }
+    }
+
     /// What adds calls, given where buffers are.
     fn builder<'a>(&'a mut self, address: &'a dyn Fn(BufferId) -> u64) -> Builder<'a> {
         let machine = Machine {
@@ -528,11 +537,7 @@ impl Device for Cuda {
         if self.driver.make_current(self.context).is_err() || self.driver.synchronize(self.stream).is_err() {
             return;
         }
-        for sequence in &mut self.sequences {
-            if sequence.as_ref().is_some_and(|sequence| sequence.buffers.contains(&buffer)) {
-                *sequence = None;
-            }
-        }
+        self.forget_sequences(buffer);
         if let Some(buffer) = self.buffers.get_mut(buffer.0).and_then(Option::take) {
             buffer.free(&self.driver);
         }

@@ -18,7 +18,7 @@ const MOST_SHARED_BYTES: usize = 232_448;
 /// more often.
 const MEASURED_POSITIONS: usize = 1024;
 /// How many of a hundred multiprocessors must have a head in the mean, so that those without one at the end lose less than is won:
-/// with all of them busy the kernel takes 14 % less time than those by tiles.
+/// with all of them busy the kernel takes at least 14 % less time than those by tiles.
 const LEAST_BUSY: usize = 90;
 
 /// Whether the kernel is to compute the gradient.

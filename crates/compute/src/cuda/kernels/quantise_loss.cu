@@ -7,6 +7,9 @@
 #include "eight_bits.cuh"
 #include "loss.cuh"
 
+constexpr int W = WIDTH;
+#include "byte_tile.cuh"
+
 constexpr u32 THREADS = 512;
 
 // No gradient of a logit is larger than its row's share of the loss, but for what a small z-loss adds.
@@ -41,17 +44,6 @@ struct LossRow {
     // To nearest, −(1 − p) would become −1 for every unlikely target.
     __device__ __forceinline__ unsigned char byte_at_target(float logit, u32 row) const {
         return two_bytes<true>(round_by_place(beside_target(logit) - at_target, row), 0.0f);
-    }
-};
-
-// A pack of numbers as bytes.
-struct alignas(WIDTH) Bytes {
-    u32 words[WIDTH / 4];
-    __device__ __forceinline__ explicit Bytes(const float (&x)[WIDTH]) {
-#pragma unroll
-        for (int i = 0; i < WIDTH / 4; i++) {
-            words[i] = two_bytes<true>(x[4 * i], x[4 * i + 1]) | two_bytes<true>(x[4 * i + 2], x[4 * i + 3]) << 16;
-        }
     }
 };
 
@@ -132,7 +124,7 @@ __device__ __forceinline__ void loss_rows(const real* logits, const u32* targets
                 if (next < rows) packs.ask_for(next, pack);
 #pragma unroll
                 for (int e = 0; e < WIDTH; e++) x[e] = gradient.beside_target(x[e]);
-                *reinterpret_cast<Bytes*>(to + pack * WIDTH) = Bytes(x);
+                *reinterpret_cast<Bytes*>(to + pack * WIDTH) = bytes_of<true>(x);
             });
             end_group();
         }
