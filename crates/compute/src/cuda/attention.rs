@@ -610,12 +610,29 @@ fn warpgroups_backward(
         Some(_) => partials.plus(before * size_of::<f32>()),
         None => partials,
     });
-    let known = [d_out, out, log_sum_exp];
-    let column_sums = ([q_sums, k_sums, v_sums], columns);
-    if whole_heads::suits(builder, heads) {
-        whole_heads::add(builder, heads, &tensors, known, gradients, column_sums)?;
+    let all_heads = heads.batch * heads.attention.heads;
+    let whole = whole_heads::count(builder, heads);
+    let of = Backward {
+        heads,
+        tensors,
+        known: [d_out, out, log_sum_exp],
+        gradients,
+        column_sums: [q_sums, k_sums, v_sums],
+        columns,
+    };
+    if whole == all_heads {
+        whole_heads::add(builder, &of, whole)?;
     } else {
-        warpgroups_by_tiles(builder, heads, &tensors, known, gradients, column_sums)?;
+        let statistics = of.by_queries(builder, whole)?;
+        if whole > 0 {
+            // It fills the multiprocessors as they come free, and the last kernel those where it ends.
+            whole_heads::add(builder, &of, whole)?;
+            builder.start_early(1);
+        }
+        of.by_keys(builder, whole, statistics)?;
+        if whole > 0 {
+            builder.start_early(1);
+        }
     }
     match sums {
         Some((to, adds)) => rows::finish_columns(builder, heads.real, partials, to, [chunks, columns], adds),
@@ -623,49 +640,74 @@ fn warpgroups_backward(
     }
 }
 
-/// By tiles of queries, then by tiles of keys: the output's gradient, the output and its log-sum-exp; where the sums of each gradient's
-/// columns go, in rows of so many.
-fn warpgroups_by_tiles(
-    builder: &mut Builder<'_>,
-    heads: &Heads,
-    tensors: &[HeadRows],
-    [d_out, out, log_sum_exp]: [Arg; 3],
+/// A gradient by warpgroups.
+struct Backward<'a> {
+    heads: &'a Heads,
+    /// The output's gradient, queries, keys and values.
+    tensors: [HeadRows; 4],
+    /// The output's gradient, the output and its log-sum-exp.
+    known: [Arg; 3],
     gradients: Gradients,
-    ([q_sums, k_sums, v_sums], columns): ([Arg; 3], usize),
-) -> Result<()> {
-    let Attention { heads: query_heads, kv_heads, .. } = heads.attention;
-    let blocks = heads.batch * query_heads * heads.queries.div_ceil(Warpgroups::ROWS);
-    let statistics = builder.scratch(blocks * 2 * Warpgroups::ROWS * size_of::<f32>());
-    let mut add = |name, operands: &[Arg], by_keys: bool, last: &[Arg]| {
-        let (kind, rows, count, stride) = if by_keys {
-            (Warpgroups::by_key(heads), heads.keys, kv_heads, heads.kv_stride)
-        } else {
-            (Warpgroups::by_query(heads), heads.queries, query_heads, heads.q_stride)
+    /// Where the sums of each gradient's columns go, in rows of so many.
+    column_sums: [Arg; 3],
+    columns: usize,
+}
+
+impl Backward<'_> {
+    /// Adds the gradient by tiles of queries, of all heads but the first so many. Returns what is then known of the queries.
+    fn by_queries(&self, builder: &mut Builder<'_>, first_head: usize) -> Result<Arg> {
+        let Heads { queries, q_stride, .. } = *self.heads;
+        let all_heads = self.heads.batch * self.heads.attention.heads;
+        let blocks = all_heads * queries.div_ceil(Warpgroups::ROWS);
+        let statistics = builder.scratch(blocks * 2 * Warpgroups::ROWS * size_of::<f32>());
+        let (name, d_q, last) = match &self.gradients {
+            Gradients::Halves([d_q, ..]) => ("attention_hopper_d_q", vec![*d_q], vec![]),
+            Gradients::Bytes(InBytes { rows, transposed, partials, unit, top }) => {
+                let [d_q, ..] = self.heads.parts_of_bytes(*rows, *transposed);
+                ("attention_hopper_d_q_eight", d_q.to_vec(), vec![*partials, *unit, Arg::U32(*top)])
+            }
         };
-        let all_heads = heads.batch * count;
-        let mut arguments = operands.to_vec();
-        let counts = [heads.queries, heads.keys, query_heads, heads.group(), all_heads, stride, columns];
-        arguments.extend(counts.map(Arg::from));
-        arguments.extend([heads.causal(), heads.scale()]);
-        arguments.extend_from_slice(last);
-        let grid = kind.grid(heads, rows, all_heads);
-        builder.give_maps(tensors)?;
-        builder.kernel(Source::AttentionHopper, name, heads.real, &[("HEAD", heads.size)], grid, &arguments)
-    };
-    let known = [d_out, out, log_sum_exp, statistics];
-    match gradients {
-        Gradients::Halves([d_q, d_k, d_v]) => {
-            add("attention_hopper_d_q", &[&known[..], &[d_q, q_sums]].concat(), false, &[])?;
-            add("attention_hopper_d_kv", &[statistics, d_k, d_v, k_sums, v_sums], true, &[])?;
-        }
-        Gradients::Bytes(InBytes { rows, transposed, partials, unit, top }) => {
-            let [q, k, v] = heads.parts_of_bytes(rows, transposed);
-            let top = Arg::U32(top);
-            let operands = [&known[..], &q, &[q_sums]].concat();
-            add("attention_hopper_d_q_eight", &operands, false, &[partials, unit, top])?;
-            let operands = [&[statistics], &k[..], &v, &[k_sums, v_sums]].concat();
-            add("attention_hopper_d_kv_eight", &operands, true, &[partials, top])?;
-        }
+        let [q_sums, ..] = self.column_sums;
+        let operands = [&self.known[..], &[statistics], &d_q, &[q_sums]].concat();
+        let grid = Warpgroups::by_query(self.heads).grid(self.heads, queries, all_heads - first_head);
+        self.add_tiles(builder, name, grid, &operands, [first_head, all_heads, q_stride], &last)?;
+        Ok(statistics)
     }
-    Ok(())
+
+    /// The same by tiles of keys.
+    fn by_keys(&self, builder: &mut Builder<'_>, first_kv_head: usize, statistics: Arg) -> Result<()> {
+        let Heads { keys, kv_stride, .. } = *self.heads;
+        let all_heads = self.heads.batch * self.heads.attention.kv_heads;
+        let (name, d_kv, last) = match &self.gradients {
+            Gradients::Halves([_, d_k, d_v]) => ("attention_hopper_d_kv", vec![*d_k, *d_v], vec![]),
+            Gradients::Bytes(InBytes { rows, transposed, partials, top, .. }) => {
+                let [_, d_k, d_v] = self.heads.parts_of_bytes(*rows, *transposed);
+                ("attention_hopper_d_kv_eight", [d_k, d_v].concat(), vec![*partials, Arg::U32(*top)])
+            }
+        };
+        let [_, k_sums, v_sums] = self.column_sums;
+        let operands = [&[statistics], &d_kv[..], &[k_sums, v_sums]].concat();
+        let grid = Warpgroups::by_key(self.heads).grid(self.heads, keys, all_heads - first_kv_head);
+        self.add_tiles(builder, name, grid, &operands, [first_kv_head, all_heads, kv_stride], &last)
+    }
+
+    fn add_tiles(
+        &self,
+        builder: &mut Builder<'_>,
+        name: &'static str,
+        grid: Grid,
+        operands: &[Arg],
+        [first_head, all_heads, stride]: [usize; 3],
+        last: &[Arg],
+    ) -> Result<()> {
+        let Heads { queries, keys, size, real, .. } = *self.heads;
+        let mut arguments = operands.to_vec();
+        let counts = [queries, keys, self.heads.attention.heads, self.heads.group(), first_head, all_heads];
+        arguments.extend(counts.map(Arg::from));
+        arguments.extend([stride, self.columns].map(Arg::from));
+        arguments.extend([self.heads.causal(), self.heads.scale()]);
+        arguments.extend_from_slice(last);
+        builder.give_maps(&self.tensors)?;
+        builder.kernel(Source::AttentionHopper, name, real, &[("HEAD", size)], grid, &arguments)
+    }
 }

@@ -102,7 +102,7 @@ pub enum AttentionBy {
     Fastest,
     /// Our own kernels.
     Kernels,
-    /// Our own kernels, gradients in one of whole heads even where few heads leave multiprocessors idle.
+    /// Our own kernels, gradients in one of whole heads for any number of positions, and of fewer heads than multiprocessors, too.
     WholeHeads,
     /// cuDNN.
     Cudnn,

@@ -650,32 +650,46 @@ pub fn attentions_in_whole_tiles() -> Vec<Case> {
     cases
 }
 
-/// Gradients of heads that one kernel of a card may compute: three blocks of keys and two.
+/// Gradients of heads that one kernel of a card may compute: three blocks of keys and two, and more heads than multiprocessors.
 pub fn grads_of_whole_heads() -> Vec<Case> {
     let mut cases = Vec::new();
     for (t, mask) in [(384, Mask::Causal), (256, Mask::Full)] {
         whole_attention(&mut cases, [1, t, 64], single_heads(1, mask), &[]);
     }
-    let is_gradient = |case: &Case| {
-        matches!(case.kernel, Kernel::Op(Op::AttentionGrad(_)) | Kernel::JointAttentionGrads { .. })
-    };
-    cases.into_iter().filter(is_gradient).collect()
+    let mut many = Vec::new();
+    whole_attention(&mut many, [3, 128, 64], single_heads(MANY_HEADS / 3, Mask::Causal), &[]);
+    let is_joint = |case: &Case| matches!(case.kernel, Kernel::JointAttentionGrads { .. });
+    let is_gradient = |case: &Case| is_joint(case) || matches!(case.kernel, Kernel::Op(Op::AttentionGrad(_)));
+    cases.into_iter().filter(is_gradient).chain(many.into_iter().filter(is_joint).take(1)).collect()
 }
 
-/// The same for so many heads that every multiprocessor has some, one after another: too many for the reference.
-pub fn grads_of_many_heads() -> Vec<Case> {
-    let (b, t, d, heads) = (3, 384, 64, 100);
-    [Mask::Causal, Mask::Full]
-        .map(|mask| {
-            let of = single_heads(heads, mask);
-            let (wide, joint) = ([b, t, heads * d], [b, t, 3 * heads * d]);
-            let log_sum_exp = map(random(&[b, heads, t], 6), |x| (t as f32).ln() + 1.0 + 0.1 * x);
-            let inputs = vec![random(&wide, 4), random(&joint, 1), random(&wide, 5), log_sum_exp];
-            let outputs = vec![random(&joint, 9), random(&joint[2..], 10)];
-            let kernel = Kernel::JointAttentionGrads { of, add: false };
-            Case { kernel, inputs, outputs, terms: t + d }
-        })
-        .into()
+/// More heads than a card has multiprocessors, by so few that another round of whole heads is not worth it.
+const MANY_HEADS: usize = 150;
+
+/// The same for so many heads that every multiprocessor has some, one after another, with few and with many in the last round: too many
+/// for the reference. In numbers of 16 bits, then of eight.
+pub fn grads_of_many_heads() -> [Vec<Case>; 2] {
+    let (t, d) = (256, 64);
+    let mut forms = [Vec::new(), Vec::new()];
+    for (b, heads, mask) in [(3, 100, Mask::Causal), (2, 115, Mask::Full)] {
+        let of = single_heads(heads, mask);
+        let (wide, joint) = ([b, t, heads * d], [b, t, 3 * heads * d]);
+        let log_sum_exp = map(random(&[b, heads, t], 6), |x| (t as f32).ln() + 1.0 + 0.1 * x);
+        let inputs = vec![random(&wide, 4), random(&joint, 1), random(&wide, 5), log_sum_exp];
+        let case = |kernel, outputs| Case { kernel, inputs: inputs.clone(), outputs, terms: t + d };
+        let outputs = vec![random(&joint, 9), random(&joint[2..], 10)];
+        forms[0].push(case(Kernel::JointAttentionGrads { of, add: false }, outputs));
+        if mask == Mask::Causal {
+            let of = QuantisedAttentionGrad { of, sums: Some(false) };
+            let outputs = outputs_of(&of.copies(t).outputs(inputs[1].of));
+            forms[1].push(case(Kernel::QuantisedAttentionGrad(of), outputs));
+        }
+    }
+    forms
+}
+
+fn outputs_of(types: &[TensorType]) -> Vec<Tensor> {
+    types.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect()
 }
 
 fn single_heads(heads: usize, mask: Mask) -> Attention {
@@ -756,7 +770,9 @@ pub fn quantised_attention_grads() -> Vec<Case> {
 
 /// The same for heads whose gradients one kernel of a card may compute.
 pub fn quantised_grads_of_whole_heads() -> Vec<Case> {
-    [(2, 128, 64, 1, 1), (1, 256, 64, 1, 1)].into_iter().flat_map(quantised_attention_grads_of).collect()
+    let few = [(2, 128, 64, 1, 1), (1, 256, 64, 1, 1)].into_iter().flat_map(quantised_attention_grads_of);
+    let many = quantised_attention_grads_of((3, 128, 64, MANY_HEADS / 3, MANY_HEADS / 3));
+    few.chain(many.into_iter().skip(1).take(1)).collect()
 }
 
 fn quantised_attention_grads_of(
@@ -782,8 +798,7 @@ fn quantised_attention_grads_of(
         let mut inputs = vec![random(&[b, t, heads * d], 4), qkv.clone()];
         inputs.extend(results_of(of, &qkv, None, d));
         let kernel = QuantisedAttentionGrad { of, sums };
-        let out = kernel.copies(t).outputs(qkv.of);
-        let outputs = out.iter().map(|of| Tensor { of: *of, ..random(of.shape.dims(), 9) }).collect();
+        let outputs = outputs_of(&kernel.copies(t).outputs(qkv.of));
         let kernel = Kernel::QuantisedAttentionGrad(kernel);
         cases.push(Case { kernel, inputs, outputs, terms: t + d });
     }

@@ -12,6 +12,10 @@
 // one owner, who writes it as numbers of 16 bits or as two copies of eight. Where they are wanted, a warpgroup also
 // leaves the sums of the columns of its gradients, before these are rounded: [64 positions each, columns]. Those of d_k are
 // none: whatever a key adds to the scores of a query in common with all other keys, the softmax takes away again.
+//
+// Gradients may be those of the heads from `first_head` on alone, beside a kernel for whole heads that has all before: d_q before it,
+// d_k and d_v behind it. These two kernels may run while that one begins and ends, so d_q lets it begin, and the last block of d_k
+// and d_v ends after it: what comes behind waits for that block alone.
 #include "attention_gradients.cuh"
 
 #if REAL != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -240,8 +244,8 @@ template <class To>
 __device__ __forceinline__ void d_q_of(const TensorMap& d_out_map, const TensorMap& q_map, const TensorMap& k_map,
                                        const TensorMap& v_map, const real* d_out, const real* out,
                                        const float* log_sum_exp, float* statistics, To d_q, float* column_sums,
-                                       u32 queries, u32 keys, u32 heads, u32 group_heads, u32 all_heads, u32 columns,
-                                       u32 causal, float scale) {
+                                       u32 queries, u32 keys, u32 heads, u32 group_heads, u32 first_head,
+                                       u32 all_heads, u32 columns, u32 causal, float scale) {
     constexpr int GROUPS = BY_QUERY_GROUPS, STAGES = BY_QUERY_STAGES, WARPS = GROUPS * GROUP_WARPS;
     constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -249,8 +253,10 @@ __device__ __forceinline__ void d_q_of(const TensorMap& d_out_map, const TensorM
     Ring<STAGES> ring{stages + STAGES * STAGE};
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, group = threadIdx.x / GROUP_THREADS;
 
-    u32 query_tiles = gridDim.x / all_heads;
-    Work work = work_of<BY_QUERY_TOGETHER>(blockIdx.x, query_tiles, all_heads);
+    let_next_begin();
+    u32 own_heads = all_heads - first_head, query_tiles = gridDim.x / own_heads;
+    Work work = work_of<BY_QUERY_TOGETHER>(blockIdx.x, query_tiles, own_heads);
+    work.head += first_head;
     u32 b = work.head / heads, h = work.head % heads;
     int first_query = (int)(query_tiles - 1 - work.tile) * GROUPS * GROUP_ROWS, own = first_query + group * GROUP_ROWS;
     int end = causal ? least(first_query + GROUPS * GROUP_ROWS, keys) : (int)keys;
@@ -364,21 +370,21 @@ __device__ __forceinline__ void d_q_of(const TensorMap& d_out_map, const TensorM
 
 BY_QUERIES attention_hopper_d_q(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const real* d_out, const real* out,
                                 const float* log_sum_exp, float* statistics, real* d_q, float* column_sums, u32 queries,
-                                u32 keys, u32 heads, u32 group_heads, u32 all_heads, u32 stride, u32 columns, u32 causal,
-                                float scale) {
+                                u32 keys, u32 heads, u32 group_heads, u32 first_head, u32 all_heads, u32 stride, u32 columns,
+                                u32 causal, float scale) {
     d_q_of(d_out_map, q_map, k_map, v_map, d_out, out, log_sum_exp, statistics, Halves{d_q, stride}, column_sums,
-           queries, keys, heads, group_heads, all_heads, columns, causal, scale);
+           queries, keys, heads, group_heads, first_head, all_heads, columns, causal, scale);
 }
 
 BY_QUERIES attention_hopper_d_q_eight(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const real* d_out, const real* out,
                                       const float* log_sum_exp, float* statistics, unsigned char* rows,
                                       unsigned char* transposed, float* column_sums, u32 queries, u32 keys, u32 heads,
-                                      u32 group_heads, u32 all_heads, u32 stride, u32 columns, u32 causal, float scale,
-                                      const u32* partials, float* unit, u32 top) {
+                                      u32 group_heads, u32 first_head, u32 all_heads, u32 stride, u32 columns, u32 causal,
+                                      float scale, const u32* partials, float* unit, u32 top) {
     const Bytes d_q{rows, transposed, stride, (u64)(all_heads / heads) * queries, scale_from<PARTIALS>(partials, top)};
     if (blockIdx.x == 0 && threadIdx.x == 0) *unit = 1.0f / d_q.scale;
     d_q_of(d_out_map, q_map, k_map, v_map, d_out, out, log_sum_exp, statistics, d_q, column_sums, queries, keys, heads,
-           group_heads, all_heads, columns, causal, scale);
+           group_heads, first_head, all_heads, columns, causal, scale);
 }
 
 // ---- Backward, by keys -------------------------------------------------------------------------------------------
@@ -394,7 +400,8 @@ template <class To>
 __device__ __forceinline__ void d_kv_of(const TensorMap& d_out_map, const TensorMap& q_map, const TensorMap& k_map,
                                         const TensorMap& v_map, const float* statistics, To d_k, To d_v,
                                         float* k_column_sums, float* v_column_sums, u32 queries, u32 keys, u32 heads,
-                                        u32 group_heads, u32 all_kv_heads, u32 columns, u32 causal, float scale) {
+                                        u32 group_heads, u32 first_kv_head, u32 all_kv_heads, u32 columns, u32 causal,
+                                        float scale) {
     constexpr int GROUPS = BY_KEY_GROUPS, STAGES = BY_KEY_STAGES;
     constexpr int OWN_TILE = TILE_BYTES<GROUP_ROWS>, STAGE = 2 * OTHERS_TILE;
     constexpr int STATISTICS_BYTES = 2 * OTHERS * sizeof(float);
@@ -404,8 +411,9 @@ __device__ __forceinline__ void d_kv_of(const TensorMap& d_out_map, const Tensor
     Ring<STAGES> ring{known + STAGES * STATISTICS_BYTES};
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, group = threadIdx.x / GROUP_THREADS;
 
-    u32 kv_heads = heads / group_heads;
-    Work work = work_of<BY_KEY_TOGETHER>(blockIdx.x, gridDim.x / all_kv_heads, all_kv_heads);
+    u32 kv_heads = heads / group_heads, own_heads = all_kv_heads - first_kv_head;
+    Work work = work_of<BY_KEY_TOGETHER>(blockIdx.x, gridDim.x / own_heads, own_heads);
+    work.head += first_kv_head;
     u32 b = work.head / kv_heads, h = work.head % kv_heads;
     int first_key = (int)work.tile * GROUPS * GROUP_ROWS, own = first_key + group * GROUP_ROWS;
     // Blocks of queries, and the first that sees one of the keys; `tiles` of them for all heads.
@@ -529,27 +537,29 @@ __device__ __forceinline__ void d_kv_of(const TensorMap& d_out_map, const Tensor
         if (threadIdx.x < HEAD) k_column_sums[to + threadIdx.x] = 0.0f;
         leave_column_sums(v_sums, 1.0f, memory + (stages - own_tiles), v_column_sums + to, group, own + warp * 16, keys);
     }
+    if (blockIdx.x + 1 == gridDim.x) wait_for_kernel_before();
 }
 
 #define BY_KEYS extern "C" __global__ void __launch_bounds__(BY_KEY_GROUPS * GROUP_THREADS, BY_KEY_BLOCKS)
 
 BY_KEYS attention_hopper_d_kv(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics, real* d_k, real* d_v,
                               float* k_column_sums, float* v_column_sums, u32 queries, u32 keys, u32 heads,
-                              u32 group_heads, u32 all_kv_heads, u32 stride, u32 columns, u32 causal, float scale) {
-    d_kv_of(d_out_map, q_map, k_map, v_map, statistics, Halves{d_k, stride}, Halves{d_v, stride},
-            k_column_sums, v_column_sums, queries, keys, heads, group_heads, all_kv_heads, columns, causal, scale);
+                              u32 group_heads, u32 first_kv_head, u32 all_kv_heads, u32 stride, u32 columns, u32 causal,
+                              float scale) {
+    d_kv_of(d_out_map, q_map, k_map, v_map, statistics, Halves{d_k, stride}, Halves{d_v, stride}, k_column_sums,
+            v_column_sums, queries, keys, heads, group_heads, first_kv_head, all_kv_heads, columns, causal, scale);
 }
 
 BY_KEYS attention_hopper_d_kv_eight(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const float* statistics,
                                     unsigned char* k_rows, unsigned char* k_transposed, unsigned char* v_rows,
                                     unsigned char* v_transposed, float* k_column_sums, float* v_column_sums, u32 queries,
-                                    u32 keys, u32 heads, u32 group_heads, u32 all_kv_heads, u32 stride, u32 columns,
-                                    u32 causal, float scale, const u32* partials, u32 top) {
+                                    u32 keys, u32 heads, u32 group_heads, u32 first_kv_head, u32 all_kv_heads, u32 stride,
+                                    u32 columns, u32 causal, float scale, const u32* partials, u32 top) {
     const u64 positions = (u64)(all_kv_heads / (heads / group_heads)) * keys;
     const float bytes_scale = scale_from<PARTIALS>(partials, top);
     d_kv_of(d_out_map, q_map, k_map, v_map, statistics, Bytes{k_rows, k_transposed, stride, positions, bytes_scale},
             Bytes{v_rows, v_transposed, stride, positions, bytes_scale}, k_column_sums, v_column_sums, queries, keys, heads,
-            group_heads, all_kv_heads, columns, causal, scale);
+            group_heads, first_kv_head, all_kv_heads, columns, causal, scale);
 }
 
 #endif

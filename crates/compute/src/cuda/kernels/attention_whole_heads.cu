@@ -12,6 +12,9 @@
 // - One warp of the last asks the copy engine for what comes next; the others work out what is needed of each query of the next
 //   head: the log-sum-exp in powers of two and delta = Σ d_out·out.
 //
+// Heads that are left over when all blocks have as many are computed by attention_hopper.cu, before and behind. Of what is before the
+// blocks need nothing: they begin as soon as there is room, and let begin what is behind once all before has ended.
+//
 // Positions come in whole KEYS. What is read or written only once makes room in the cache for what is met again with the next keys:
 // queries, gradients of the output, and the sums of d_q.
 #include "attention_gradients.cuh"
@@ -186,7 +189,8 @@ template <class To> struct Gradient {
     To d_q, d_k, d_v;
     // Sums of the columns, [64 positions each, columns], where they are wanted. Those of d_k are none: see attention_hopper.cu.
     float *q_column_sums, *k_column_sums, *v_column_sums;
-    u32 positions, heads, all_heads, columns;
+    // Heads of a sample, and how many of all samples' heads it takes.
+    u32 positions, heads, own_heads, columns;
     bool causal;
     float scale;
 
@@ -235,11 +239,11 @@ template <class To> struct Gradient {
         }
     }
 
-    // Asks for all that is copied, by one thread.
+    // Asks for all that is copied, by one thread. It is also the one that waits for the kernel before, with its first head behind it.
     __device__ __forceinline__ void copy(const Places& places, const TensorMap& d_out_map, const TensorMap& q_map,
                                          const TensorMap& k_map, const TensorMap& v_map) const {
         u32 n = 0, turn = 0;
-        for (u32 head = blockIdx.x; head < all_heads; head += gridDim.x) {
+        for (u32 head = blockIdx.x; head < own_heads; head += gridDim.x) {
             const u32 b = head / heads, h = head % heads;
             for (int block = 0; block < blocks(); block++, turn++) {
                 if (turn > 0) barrier_wait(places.keys_begun(), turn - 1 & 1);
@@ -254,13 +258,14 @@ template <class To> struct Gradient {
                     copy_tile<QUERIES>(to + TILE, there, &d_out_map, h, tile * QUERIES, b);
                 }
             }
+            take_turn();
         }
     }
 
     // Works out what is known of all heads but the first, by all warps of a group but the first.
     __device__ __forceinline__ void know_heads(const Places& places, int warp) const {
         u32 head_turn = 1;
-        for (u32 head = blockIdx.x + gridDim.x; head < all_heads; head += gridDim.x, head_turn++) {
+        for (u32 head = blockIdx.x + gridDim.x; head < own_heads; head += gridDim.x, head_turn++) {
             barrier_wait(places.head_begun(), head_turn - 1 & 1);
             const u64 at = first_element(head);
             for (int query = (warp - 1) * 8; query < (int)positions; query += (GROUP_WARPS - 1) * 8) {
@@ -278,7 +283,7 @@ template <class To> struct Gradient {
         const int lane = threadIdx.x % 32;
         float* own_sums = sums + (u64)blockIdx.x * positions * HEAD + threadIdx.x % GROUP_THREADS * 4;
         u32 n = 0, turn = 0;
-        for (u32 head = blockIdx.x; head < all_heads; head += gridDim.x) {
+        for (u32 head = blockIdx.x; head < own_heads; head += gridDim.x) {
             for (int block = 0; block < blocks(); block++, turn++) {
                 barrier_wait(places.keys_there(), turn & 1);
                 if (lane == 0) barrier_arrive(places.keys_begun());
@@ -345,7 +350,7 @@ template <class To> struct Gradient {
         const u32 own_row = group * 64 + warp * 16 + lane % 16, row_at = own_row * SHEET_ROW_BYTES;
         auto piece_at = [&](int k) { return row_at + ((2 * k + lane / 16 ^ (own_row & 7)) << 4); };
         u32 n = 0, turn = 0, head_turn = 0;
-        for (u32 head = blockIdx.x; head < all_heads; head += gridDim.x, head_turn++) {
+        for (u32 head = blockIdx.x; head < own_heads; head += gridDim.x, head_turn++) {
             if (lane == 0) barrier_arrive(places.head_begun());
             if (head_turn > 0) barrier_wait(places.known_there(), head_turn - 1 & 1);
             const u32 known = places.known(head_turn, positions);
@@ -508,10 +513,10 @@ template <class To> struct Gradient {
 WHOLE_HEADS attention_whole_heads(MAP d_out_map, MAP q_map, MAP k_map, MAP v_map, const real* d_out, const real* out,
                                   const float* log_sum_exp, float* sums, real* d_q, real* d_k, real* d_v,
                                   float* q_column_sums, float* k_column_sums, float* v_column_sums, u32 positions,
-                                  u32 heads, u32 all_heads, u32 stride, u32 columns, u32 causal, float scale) {
+                                  u32 heads, u32 own_heads, u32 stride, u32 columns, u32 causal, float scale) {
     typedef LeavingHalves To;
     const Gradient<To> gradient{d_out, out, log_sum_exp, sums, To{d_q, stride}, To{d_k, stride}, To{d_v, stride},
-                                q_column_sums, k_column_sums, v_column_sums, positions, heads, all_heads, columns,
+                                q_column_sums, k_column_sums, v_column_sums, positions, heads, own_heads, columns,
                                 causal != 0, scale};
     gradient.run(d_out_map, q_map, k_map, v_map);
 }
@@ -520,16 +525,16 @@ WHOLE_HEADS attention_whole_heads_eight(MAP d_out_map, MAP q_map, MAP k_map, MAP
                                         const float* log_sum_exp, float* sums, unsigned char* q_rows,
                                         unsigned char* q_transposed, unsigned char* k_rows, unsigned char* k_transposed,
                                         unsigned char* v_rows, unsigned char* v_transposed, float* q_column_sums,
-                                        float* k_column_sums, float* v_column_sums, u32 positions, u32 heads, u32 all_heads,
+                                        float* k_column_sums, float* v_column_sums, u32 positions, u32 heads, u32 own_heads,
                                         u32 stride, u32 columns, u32 causal, float scale, const u32* partials, float* unit,
-                                        u32 top) {
-    const u64 all_positions = (u64)(all_heads / heads) * positions;
+                                        u32 top, u32 samples) {
+    const u64 all_positions = (u64)samples * positions;
     const float by = scale_from<PARTIALS>(partials, top);
     if (blockIdx.x == 0 && threadIdx.x == 0) *unit = 1.0f / by;
     const Gradient<Bytes> gradient{d_out, out, log_sum_exp, sums, Bytes{q_rows, q_transposed, stride, all_positions, by},
                                    Bytes{k_rows, k_transposed, stride, all_positions, by},
                                    Bytes{v_rows, v_transposed, stride, all_positions, by}, q_column_sums, k_column_sums,
-                                   v_column_sums, positions, heads, all_heads, columns, causal != 0, scale};
+                                   v_column_sums, positions, heads, own_heads, columns, causal != 0, scale};
     gradient.run(d_out_map, q_map, k_map, v_map);
 }
 
