@@ -11,6 +11,7 @@ use cases::{
     gelus_worth_timing, grads_of_many_heads, grads_of_whole_heads, indices, largest, products_of_rows,
     quantised, quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads,
     quantised_norms, quantised_weights, random, run, scaled_products, unlikely_targets,
+    weight_gradients_in_wide_tiles,
 };
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, Frozen, GeluProduct, HostData, Kernel, Launch, Op,
@@ -446,7 +447,17 @@ fn check_cudnn(of: DType) {
 /// Choices are kept in a file, where the test puts every way in turn.
 #[test]
 fn every_way_to_run_a_product_with_gelu_matches_the_reference() {
-    let folder = std::env::temp_dir().join(format!("ironmill-ways-{}", std::process::id()));
+    check_every_way("gelu", &narrowed(&gelus_worth_timing(), DType::BF16), 5);
+}
+
+#[test]
+fn every_way_to_run_a_weight_gradient_matches_the_reference() {
+    check_every_way("weights", &narrowed(&weight_gradients_in_wide_tiles(), DType::BF16), 2);
+}
+
+/// Launches that a card has several ways for, so many at most, by each of them in turn.
+fn check_every_way(name: &str, cases: &[Case], ways: usize) {
+    let folder = std::env::temp_dir().join(format!("ironmill-ways-{name}-{}", std::process::id()));
     let file = folder.join("choices.txt");
     let open = || {
         Cuda::new(&CudaOptions {
@@ -460,14 +471,13 @@ fn every_way_to_run_a_product_with_gelu_matches_the_reference() {
         return;
     }
     std::fs::create_dir_all(&folder).unwrap();
-    let cases = narrowed(&gelus_worth_timing(), DType::BF16);
-    let expected = all_expected(&cases);
+    let expected = all_expected(cases);
     let mut card = open().unwrap();
     cases.iter().for_each(|case| drop(run(&mut card, case).unwrap()));
     drop(card);
     let chosen = std::fs::read_to_string(&file).unwrap();
     assert_eq!(chosen.matches("\tway ").count(), cases.len(), "{chosen}");
-    for way in 0..5 {
+    for way in 0..ways {
         let forced = chosen.lines().map(|line| match line.split_once("\tway ") {
             Some((key, _)) => format!("{key}\tway {way}\n"),
             None => format!("{line}\n"),

@@ -53,7 +53,10 @@ impl Tiles {
 }
 
 /// The one type of a product's operands, where the kernels can take it: halves whose rows begin at multiples of 16 bytes.
-fn suitable<'a>(builder: &Builder<'_>, views: impl IntoIterator<Item = &'a View> + Clone) -> Option<DType> {
+pub(super) fn suitable<'a>(
+    builder: &Builder<'_>,
+    views: impl IntoIterator<Item = &'a View> + Clone,
+) -> Option<DType> {
     let real = views.clone().into_iter().next()?.of.dtype;
     let suits = |view: &View| {
         let of = view.of;
@@ -67,7 +70,7 @@ fn suitable<'a>(builder: &Builder<'_>, views: impl IntoIterator<Item = &'a View>
 }
 
 /// Boxes of so many rows of a view.
-fn boxes(builder: &Builder<'_>, view: &View, box_rows: usize) -> MatrixBoxes {
+pub(super) fn boxes(builder: &Builder<'_>, view: &View, box_rows: usize) -> MatrixBoxes {
     let Arg::Pointer(at) = builder.pointer(view) else { unreachable!("operands have addresses") };
     let (rows, columns) = (view.of.shape.rows(), view.of.shape.columns());
     MatrixBoxes { at, real: view.of.dtype, rows, columns, box_rows }

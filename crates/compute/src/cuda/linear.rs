@@ -5,7 +5,7 @@ use super::{
     call::{Arg, Builder, Fill, Grid},
     gelu::{self, Tiles},
     modules::Source,
-    rows,
+    rows, weight_gradient,
 };
 use crate::{
     device::View,
@@ -90,10 +90,7 @@ pub(super) fn add(
                     input_gradient(builder, inputs, matrix(builder, &outputs[0]), products, adds)?;
                 }
                 Op::LinearGradWeight { products } => {
-                    let d_y = matrix(builder, &inputs[0]).rounded(builder, products)?;
-                    let x = matrix(builder, &inputs[1]).rounded(builder, products)?;
-                    let out = matrix(builder, &outputs[0]);
-                    multiply(builder, (d_y, true), (x, false), out, adds, Epilogue::Nothing)?;
+                    weight_gradient(builder, [inputs, outputs], products, adds)?;
                 }
                 _ => return Ok(false),
             }
@@ -341,12 +338,32 @@ fn gelu_gradient(
     fastest(builder, name, views, &[fused, turned, &narrow, &wide, apart])
 }
 
-/// Adds the fastest way to run a product of the first two inputs, of which the last always runs.
+/// `d_yᵀ·x`, by the library or by our own kernel, whose tiles suit some weights better.
+fn weight_gradient(
+    builder: &mut Builder<'_>,
+    views: [&[View]; 2],
+    products: DType,
+    adds: bool,
+) -> Result<()> {
+    let by_library: &Fill<'_> = &|builder, inputs, outputs| {
+        let [d_y, x] = rounded_pair(builder, inputs, products)?;
+        let out = Matrix::of(builder, &outputs[0]);
+        multiply(builder, (d_y, true), (x, false), out, adds, Epilogue::Nothing).map(|()| true)
+    };
+    if weight_gradient::suited(builder, views[0], views[1]).is_none() {
+        return by_library(builder, views[0], views[1]).map(|_| ());
+    }
+    let own: &Fill<'_> = &|builder, inputs, outputs| weight_gradient::add(builder, inputs, outputs, adds);
+    let name = if adds { "weight_gradient_add" } else { "weight_gradient" };
+    fastest(builder, name, views, &[by_library, own])
+}
+
+/// Adds the fastest way to run a product of the first two inputs, of which one always runs.
 fn fastest(builder: &mut Builder<'_>, name: &str, views: [&[View]; 2], ways: &[&Fill<'_>]) -> Result<()> {
     let [inputs, outputs] = views;
-    let (out, inner) = (outputs[0].of, inputs[0].of.shape.columns());
-    let (rows, columns) = (out.shape.rows(), out.shape.columns());
-    let key = format!("{name}{} {rows}x{columns}x{inner} {}", inputs.len(), out.dtype);
+    let (rows, columns) = (outputs[0].of.shape.rows(), outputs[0].of.shape.columns());
+    let inner = inputs[0].of.shape.elements() / rows.max(1);
+    let key = format!("{name}{} {rows}x{columns}x{inner} {}", inputs.len(), inputs[0].of.dtype);
     let is_worth_timing = rows as f64 * columns as f64 * inner as f64 >= WORTH_TIMING;
     builder.fastest(key, is_worth_timing, views, ways).map(|_| ())
 }

@@ -41,6 +41,7 @@ pub(super) enum Source {
     AttentionWholeHeads,
     GeluHopper,
     GeluEight,
+    WeightGradient,
     Int8,
     Transfer,
 }
@@ -63,7 +64,7 @@ const HEADERS: [(&str, &str); 14] = [
 ];
 
 impl Source {
-    const ALL: [Source; 27] = [
+    const ALL: [Source; 28] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -89,6 +90,7 @@ impl Source {
         Source::AttentionWholeHeads,
         Source::GeluHopper,
         Source::GeluEight,
+        Source::WeightGradient,
         Source::Int8,
         Source::Transfer,
     ];
@@ -123,6 +125,12 @@ impl Source {
                 [of(1), of(2)].concat()
             }
             Source::GeluEight => vec![vec![("REAL", 1)]],
+            Source::WeightGradient => {
+                let of = |real| {
+                    [128, 200].map(|columns| vec![("REAL", real), ("COLUMNS", columns), ("CLUSTER", 2)])
+                };
+                [of(1), of(2)].concat()
+            }
             Source::Transfer => vec![vec![("REAL", 0)]],
             _ => [0, 1, 2].map(|real| vec![("REAL", real)]).into(),
         }
@@ -171,6 +179,7 @@ impl Source {
             | Source::AttentionWholeHeads
             | Source::GeluHopper
             | Source::GeluEight
+            | Source::WeightGradient
             | Source::Transfer => false,
         }
     }
@@ -202,6 +211,7 @@ impl Source {
             Source::AttentionWholeHeads => "attention_whole_heads.cu",
             Source::GeluHopper => "gelu_hopper.cu",
             Source::GeluEight => "gelu_eight.cu",
+            Source::WeightGradient => "weight_gradient.cu",
             Source::Int8 => "int8.cu",
             Source::Transfer => "transfer.cu",
         }
@@ -234,6 +244,7 @@ impl Source {
             Source::AttentionWholeHeads => include_str!("kernels/attention_whole_heads.cu"),
             Source::GeluHopper => include_str!("kernels/gelu_hopper.cu"),
             Source::GeluEight => include_str!("kernels/gelu_eight.cu"),
+            Source::WeightGradient => include_str!("kernels/weight_gradient.cu"),
             Source::Int8 => include_str!("kernels/int8.cu"),
             Source::Transfer => include_str!("kernels/transfer.cu"),
         }

@@ -485,6 +485,18 @@ pub fn gelus_worth_timing() -> Vec<Case> {
     vec![forward, backward, Case { kernel, inputs, outputs, terms: k + m }]
 }
 
+/// Gradients of weights whose tiles fill a card, though they are not whole and neither are the rows: one that is written, and one with rows
+/// and columns changed over that is added.
+pub fn weight_gradients_in_wide_tiles() -> [Case; 2] {
+    let (terms, products) = (72, DType::F32);
+    let of = |[rows, columns]: [usize; 2]| {
+        let inputs = vec![random(&[terms, rows], 1), random(&[terms, columns], 2)];
+        into_state(&op(Op::LinearGradWeight { products }, inputs, terms))
+    };
+    let ([set, _], [_, added]) = (of([1264, 5120]), of([5120, 1264]));
+    [set, added]
+}
+
 /// Rows that take the likeliest token, draw from all, and draw under each limit and all of them.
 fn draws(cases: &mut Vec<Case>) {
     let limits = [
