@@ -470,12 +470,12 @@ fn check_every_way(name: &str, cases: &[Case], ways: usize) {
     if cuda().is_none() {
         return;
     }
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(&folder).expect("a folder for the choices");
     let expected = all_expected(cases);
-    let mut card = open().unwrap();
-    cases.iter().for_each(|case| drop(run(&mut card, case).unwrap()));
+    let mut card = open().expect("there is a card");
+    cases.iter().for_each(|case| drop(run(&mut card, case).expect("a kernel runs it")));
     drop(card);
-    let chosen = std::fs::read_to_string(&file).unwrap();
+    let chosen = std::fs::read_to_string(&file).expect("choices are kept");
     assert_eq!(chosen.matches("\tway ").count(), cases.len(), "{chosen}");
     for way in 0..ways {
         let forced = chosen.lines().map(|line| match line.split_once("\tway ") {
@@ -483,15 +483,15 @@ fn check_every_way(name: &str, cases: &[Case], ways: usize) {
             None => format!("{line}\n"),
         });
         let forced: String = forced.collect();
-        std::fs::write(&file, forced).unwrap();
-        let mut card = open().unwrap();
+        std::fs::write(&file, forced).expect("a file of choices");
+        let mut card = open().expect("there is a card");
         for (case, expected) in cases.iter().zip(&expected) {
             let actual = run_twice(&mut card, case);
             compare_within(slack(case), case, &actual, expected)
                 .unwrap_or_else(|far| panic!("way {way}: {far}"));
         }
     }
-    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::remove_dir_all(&folder).expect("the folder goes");
 }
 
 /// A launch on weights that a device keeps in eight bits, made from f32 as a model's masters are; then the weights as it gives them back.
