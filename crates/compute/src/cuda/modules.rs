@@ -294,8 +294,8 @@ pub(super) struct Modules {
     loaded: BTreeMap<Key, usize>,
 }
 
-/// Dynamic shared memory that every kernel may use without asking.
-const FREE_SHARED_BYTES: u32 = 48 << 10;
+/// Dynamic shared memory that every kernel may use without asking: of the 48 KiB that are free, what its own arrays leave.
+const FREE_SHARED_BYTES: u32 = 32 << 10;
 
 impl Modules {
     pub fn new(driver: Arc<Driver>, nvrtc: Nvrtc, architecture: String, cache: Option<PathBuf>) -> Self {

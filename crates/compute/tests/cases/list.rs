@@ -44,13 +44,14 @@ fn rows(cases: &mut Vec<Case>) {
         cases.push(op(Op::Embed, vec![random(&[v, c], 1), ids(dims, v, 2)], 1));
     }
     cases.extend(embedding_gradients());
-    // More rows than blocks of a card work on at a time.
-    let (n, c) = (1701, 1040);
-    let statistics = [random(&[n], 6), map(random(&[n], 7), |x| 0.5 + x.abs())];
-    let mut inputs = vec![random(&[n, c], 8), random(&[n, c], 9), random(&[c], 10)];
-    inputs.extend(statistics);
-    inputs.push(random(&[n, c], 11));
-    norm_grads(cases, NormGrads { centred: true, shift: true, bias: false, add: false }, &inputs);
+    // More rows than blocks of a card work on at a time, and longer ones than blocks have several of.
+    for (n, c) in [(1701, 1040), (1601, 600), (3, 2056)] {
+        let statistics = [random(&[n], 6), map(random(&[n], 7), |x| 0.5 + x.abs())];
+        let mut inputs = vec![random(&[n, c], 8), random(&[n, c], 9), random(&[c], 10)];
+        inputs.extend(statistics);
+        inputs.push(random(&[n, c], 11));
+        norm_grads(cases, NormGrads { centred: true, shift: true, bias: false, add: false }, &inputs);
+    }
     for dims in [&[1, 1][..], &[3, 5], &[2, 7, 33], &[1, 600, 64], &[3, 1031], &[2, 80, 257], &[9, 1600]] {
         let shape = Shape::new(dims);
         let (n, c) = (shape.rows(), shape.columns());
@@ -488,7 +489,7 @@ pub fn gelus_worth_timing() -> Vec<Case> {
 /// Gradients of weights whose tiles fill a card, though they are not whole and neither are the rows: one that is written, and one with rows
 /// and columns changed over that is added.
 pub fn weight_gradients_in_wide_tiles() -> [Case; 2] {
-    let (terms, products) = (72, DType::F32);
+    let (terms, products) = (328, DType::F32);
     let of = |[rows, columns]: [usize; 2]| {
         let inputs = vec![random(&[terms, rows], 1), random(&[terms, columns], 2)];
         into_state(&op(Op::LinearGradWeight { products }, inputs, terms))
