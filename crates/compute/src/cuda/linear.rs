@@ -106,42 +106,7 @@ pub(super) fn add(
         }
         Kernel::HeadLoss(head) if head.products.is_eight_bits() => return Ok(false),
         Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
-        Kernel::Cast
-        | Kernel::StateWrite { .. }
-        | Kernel::CacheAppend
-        | Kernel::CacheCopy
-        | Kernel::Adjust
-        | Kernel::Draw(_)
-        | Kernel::LogProbabilities(_)
-        | Kernel::AddLayerNorm { .. }
-        | Kernel::AddRmsNorm { .. }
-        | Kernel::AddBiasedLayerNorm { .. }
-        | Kernel::LayerNormGradAdd
-        | Kernel::RmsNormGradAdd
-        | Kernel::NormGrads(_)
-        | Kernel::JointSiluGate
-        | Kernel::JointSiluGateGrad
-        | Kernel::JointAttention(_)
-        | Kernel::JointAttentionGrad(_)
-        | Kernel::JointAttentionGrads { .. }
-        | Kernel::CachedAttention(_)
-        | Kernel::Quantise(_)
-        | Kernel::QuantiseWeights(_)
-        | Kernel::RoundTargets
-        | Kernel::QuantisedNorm(_)
-        | Kernel::QuantisedNormGrads(_)
-        | Kernel::QuantisedAttentionGrad(_)
-        | Kernel::ScaledProduct { .. }
-        | Kernel::GeluProduct(_)
-        | Kernel::GlobalNorm
-        | Kernel::Guard(_)
-        | Kernel::Adam(_)
-        | Kernel::Sgd(_)
-        | Kernel::Momentum { .. }
-        | Kernel::Normalise
-        | Kernel::Combine(_)
-        | Kernel::Descend(_)
-        | Kernel::Average { .. } => return Ok(false),
+        _ => return Ok(false),
     }
     Ok(true)
 }
