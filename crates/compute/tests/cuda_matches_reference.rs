@@ -447,29 +447,27 @@ fn check_cudnn(of: DType) {
 /// Choices are kept in a file, where the test puts every way in turn.
 #[test]
 fn every_way_to_run_a_product_with_gelu_matches_the_reference() {
-    let cases = narrowed(&gelus_worth_timing(), DType::BF16);
-    let ways = run_in_every_way("gelu", &cases, 5);
-    if ways.is_empty() {
+    check_every_way("gelu", &narrowed(&gelus_worth_timing(), DType::BF16), 5);
+}
+
+#[test]
+fn every_way_to_run_a_weight_gradient_matches_the_reference() {
+    for real in [DType::BF16, DType::F16] {
+        check_every_way("weights", &narrowed(&weight_gradients_in_wide_tiles(), real), 2);
+    }
+}
+
+fn check_every_way(name: &str, cases: &[Case], ways: usize) {
+    let results = run_in_every_way(name, cases, ways);
+    if results.is_empty() {
         return;
     }
-    let expected = all_expected(&cases);
-    ways.iter().for_each(|actual| assert_all_within(&cases, actual, &expected));
-}
-
-/// Which have too many results for the reference: the library's, which it checks elsewhere, take its place.
-#[test]
-fn gradients_of_weights_in_wide_tiles_are_the_librarys() {
-    for real in [DType::BF16, DType::F16] {
-        let cases = narrowed(&weight_gradients_in_wide_tiles(), real);
-        if let [library, own] = &run_in_every_way("weights", &cases, 2)[..] {
-            assert_all_within(&cases, own, library);
+    let expected = all_expected(cases);
+    for (way, results) in results.iter().enumerate() {
+        for ((case, actual), expected) in cases.iter().zip(results).zip(&expected) {
+            compare_within(slack(case), case, actual, expected)
+                .unwrap_or_else(|far| panic!("way {way}: {far}"));
         }
-    }
-}
-
-fn assert_all_within(cases: &[Case], actual: &[Vec<Vec<f64>>], expected: &[Vec<Vec<f64>>]) {
-    for ((case, actual), expected) in cases.iter().zip(actual).zip(expected) {
-        compare_within(slack(case), case, actual, expected).unwrap_or_else(|far| panic!("{far}"));
     }
 }
 

@@ -50,8 +50,8 @@ impl Heads {
         self.attention.visible(start + t, self.keys, borders.is_some().then_some(&border))
     }
 
-    fn score(&self, factor: Factor<'_>, q: &[f64], k: &[f64]) -> f64 {
-        self.scale() * q[..self.head_dim].iter().zip(k).map(|(&a, &b)| factor(a) * factor(b)).sum::<f64>()
+    fn score(&self, q: &[f64], k: &[f64]) -> f64 {
+        self.scale() * q[..self.head_dim].iter().zip(k).map(|(a, b)| a * b).sum::<f64>()
     }
 }
 
@@ -61,8 +61,8 @@ pub(super) fn attention(
     inputs: &[&Tensor],
     outputs: &mut [Tensor],
 ) {
-    let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
-    let heads = Heads::new(attention, q, k);
+    let [q, k, v] = [0, 1, 2].map(|index| inputs[index].rounded(factor));
+    let heads = Heads::new(attention, &q, &k);
     let borders = attention.borders.then(|| inputs[inputs.len() - 1]);
     outputs[0].data.fill(0.0);
     for b in 0..q.shape.dims()[0] {
@@ -76,15 +76,15 @@ pub(super) fn attention(
                 let visible = heads.visible(start, t, b, borders);
                 let scores: Vec<f64> = visible
                     .clone()
-                    .map(|s| heads.score(factor, &q.data[query..], &k.data[heads.key(row, h, s)..]))
+                    .map(|s| heads.score(&q.data[query..], &k.data[heads.key(row, h, s)..]))
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let log_sum_exp = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
                 for (s, score) in visible.zip(scores) {
-                    let probability = (score - log_sum_exp).exp();
+                    let probability = factor((score - log_sum_exp).exp());
                     let value = heads.key(row, h, s);
                     for d in 0..heads.head_dim {
-                        outputs[0].data[query + d] += factor(probability) * factor(v.data[value + d]);
+                        outputs[0].data[query + d] += probability * v.data[value + d];
                     }
                 }
                 outputs[1].data[heads.statistic(b, h, t)] = log_sum_exp;
@@ -100,9 +100,9 @@ pub(super) fn attention_grad(
     inputs: &[&Tensor],
     outputs: &mut [Tensor],
 ) {
-    let (d_out, q, k, v, out, log_sum_exp) =
-        (inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5]);
-    let heads = Heads::new(attention, q, k);
+    let [rounded, q, k, v] = [0, 1, 2, 3].map(|index| inputs[index].rounded(factor));
+    let (d_out, out, log_sum_exp) = (inputs[0], inputs[4], inputs[5]);
+    let heads = Heads::new(attention, &q, &k);
     let borders = attention.borders.then(|| inputs[6]);
     outputs.iter_mut().for_each(|tensor| tensor.data.fill(0.0));
     for b in 0..q.shape.dims()[0] {
@@ -110,20 +110,19 @@ pub(super) fn attention_grad(
             for t in 0..heads.queries {
                 let query = heads.query(b, h, t);
                 let row = query..query + heads.head_dim;
-                let d_row = &d_out.data[row.clone()];
-                let d_dot_out: f64 = d_row.iter().zip(&out.data[row]).map(|(a, b)| a * b).sum();
+                let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+                let d_dot_out = dot(&d_out.data[row.clone()], &out.data[row.clone()]);
+                let d_row = &rounded.data[row];
                 for s in heads.visible(0, t, b, borders) {
                     let key = heads.key(b, h, s);
-                    let score = heads.score(factor, &q.data[query..], &k.data[key..]);
+                    let score = heads.score(&q.data[query..], &k.data[key..]);
                     let probability = (score - log_sum_exp.data[heads.statistic(b, h, t)]).exp();
-                    let d_probability: f64 =
-                        d_row.iter().zip(&v.data[key..]).map(|(&a, &b)| factor(a) * factor(b)).sum();
-                    let d_score = probability * (d_probability - d_dot_out) * heads.scale();
+                    let d_score = probability * (dot(d_row, &v.data[key..]) - d_dot_out) * heads.scale();
                     let (d_score, probability) = (factor(d_score), factor(probability));
                     for (d, &d_element) in d_row.iter().enumerate() {
-                        outputs[0].data[query + d] += d_score * factor(k.data[key + d]);
-                        outputs[1].data[key + d] += d_score * factor(q.data[query + d]);
-                        outputs[2].data[key + d] += probability * factor(d_element);
+                        outputs[0].data[query + d] += d_score * k.data[key + d];
+                        outputs[1].data[key + d] += d_score * q.data[query + d];
+                        outputs[2].data[key + d] += probability * d_element;
                     }
                 }
             }

@@ -25,13 +25,22 @@ pub(super) fn embed(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
 pub(super) type Factor<'a> = &'a dyn Fn(f64) -> f64;
 
 pub(super) fn linear(bias: bool, factor: Factor<'_>, inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    let (x, w) = (inputs[0], inputs[1]);
+    let [x, w] = [0, 1].map(|index| inputs[index].rounded(factor));
+    let w = w.turned();
     for row in 0..x.rows() {
-        for column in 0..w.rows() {
-            let product: f64 =
-                x.row(row).iter().zip(w.row(column)).map(|(&a, &b)| factor(a) * factor(b)).sum();
-            outputs[0].row_mut(row)[column] = product + if bias { inputs[2].data[column] } else { 0.0 };
+        let y = outputs[0].row_mut(row);
+        sum_of_rows(x.row(row), &w, y);
+        if bias {
+            y.iter_mut().zip(&inputs[2].data).for_each(|(y, bias)| *y += bias);
         }
+    }
+}
+
+/// The sum of a matrix's rows times a factor each, one after the other.
+pub(super) fn sum_of_rows(factors: &[f64], matrix: &Tensor, sum: &mut [f64]) {
+    sum.fill(0.0);
+    for (row, factor) in factors.iter().enumerate() {
+        sum.iter_mut().zip(matrix.row(row)).for_each(|(sum, number)| *sum += factor * number);
     }
 }
 

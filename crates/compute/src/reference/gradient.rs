@@ -2,7 +2,7 @@
 
 use super::{
     Tensor,
-    forward::{Factor, GELU_CUBE, GELU_SCALE, erf, positive},
+    forward::{Factor, GELU_CUBE, GELU_SCALE, erf, positive, sum_of_rows},
 };
 use crate::{
     error::Result,
@@ -22,22 +22,17 @@ pub(super) fn embed(inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
 }
 
 pub(super) fn linear_input(factor: Factor<'_>, inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    let (d_y, w) = (inputs[0], inputs[1]);
+    let [d_y, w] = [0, 1].map(|index| inputs[index].rounded(factor));
     for row in 0..d_y.rows() {
-        for k in 0..w.columns() {
-            outputs[0].row_mut(row)[k] =
-                (0..w.rows()).map(|m| factor(d_y.row(row)[m]) * factor(w.row(m)[k])).sum();
-        }
+        sum_of_rows(d_y.row(row), &w, outputs[0].row_mut(row));
     }
 }
 
 pub(super) fn linear_weight(factor: Factor<'_>, inputs: &[&Tensor], outputs: &mut [Tensor]) {
-    let (d_y, x) = (inputs[0], inputs[1]);
-    for m in 0..d_y.columns() {
-        for k in 0..x.columns() {
-            outputs[0].row_mut(m)[k] =
-                (0..x.rows()).map(|row| factor(d_y.row(row)[m]) * factor(x.row(row)[k])).sum();
-        }
+    let [d_y, x] = [0, 1].map(|index| inputs[index].rounded(factor));
+    let d_y = d_y.turned();
+    for m in 0..d_y.rows() {
+        sum_of_rows(d_y.row(m), &x, outputs[0].row_mut(m));
     }
 }
 

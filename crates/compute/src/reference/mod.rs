@@ -261,6 +261,22 @@ impl Tensor {
         Tensor { shape, data: vec![0.0; shape.elements()] }
     }
 
+    /// As an operand of products.
+    fn rounded(&self, factor: forward::Factor<'_>) -> Self {
+        Tensor { shape: self.shape, data: self.data.iter().map(|&x| factor(x)).collect() }
+    }
+
+    /// A matrix with rows and columns changed over.
+    fn turned(&self) -> Self {
+        let mut turned = Tensor::zeros(Shape::new(&[self.columns(), self.rows()]));
+        for row in 0..self.rows() {
+            for column in 0..self.columns() {
+                turned.row_mut(column)[row] = self.row(row)[column];
+            }
+        }
+        turned
+    }
+
     fn rows(&self) -> usize {
         self.shape.rows()
     }
