@@ -131,13 +131,15 @@ fn a_second_signal_ends_the_program_at_once() {
             "--model.width",
             "128",
             "--train.batch-tokens",
-            "32768",
+            "8192",
+            "--train.micro-batch",
+            "512",
             "--quiet",
             "--out",
             out,
         ]);
-        // The file is opened after the flag is set up and just before the first step, which takes many seconds; a signal
-        // that comes before the step begins ends the run in order.
+        // The file is opened after the flag is set up and just before the first step, whose one micro-batch takes many seconds; a
+        // signal that comes before it begins or behind it ends the run in order.
         wait_for(&desk, &format!("{out}/metrics.jsonl"), &mut child);
         wait_for_work(&child, Duration::from_secs(1));
         signal(&child, name);
