@@ -2,11 +2,11 @@
 
 use super::{
     call::{Arg, Builder, Grid},
-    driver::MatrixBoxes,
     modules::Source,
     rows,
+    warpgroups::{MOST_SHARED_BYTES, RING_BYTES, boxes, suitable},
 };
-use crate::{device::View, error::Result, tensor::DType};
+use crate::{device::View, error::Result};
 
 /// The tiles of a kernel and the blocks of a cluster, which share what they read.
 #[derive(Clone, Copy)]
@@ -30,12 +30,10 @@ impl Tiles {
     /// Shared memory of a block that exchanges so many sheets of each warpgroup's results with the copy engine: what they leave is
     /// stages.
     fn shared_bytes(self, sheets: usize) -> usize {
-        const MOST: usize = 232_448;
-        const RING: usize = 256;
         const HALF: usize = 2;
         let stage = (Self::ROWS + self.columns) * Self::DEPTH * HALF;
-        let rest = Self::CONSUMERS * sheets * Self::ROWS * Self::DEPTH * HALF + RING;
-        rest + (MOST - rest) / stage * stage
+        let rest = Self::CONSUMERS * sheets * Self::ROWS * Self::DEPTH * HALF + RING_BYTES;
+        rest + (MOST_SHARED_BYTES - rest) / stage * stage
     }
 
     /// A block for every multiprocessor, which stays there, but not more clusters than there is work.
@@ -50,30 +48,6 @@ impl Tiles {
     fn settings(self) -> [(&'static str, usize); 2] {
         [("COLUMNS", self.columns), ("CLUSTER", self.cluster)]
     }
-}
-
-/// The one type of a product's operands, where the kernels can take it: halves whose rows begin at multiples of 16 bytes.
-pub(super) fn suitable<'a>(
-    builder: &Builder<'_>,
-    views: impl IntoIterator<Item = &'a View> + Clone,
-) -> Option<DType> {
-    let real = views.clone().into_iter().next()?.of.dtype;
-    let suits = |view: &View| {
-        let of = view.of;
-        let is_there = of.shape.elements() > 0;
-        let is_aligned = view.offset_bytes.is_multiple_of(16) && of.shape.columns().is_multiple_of(8);
-        // Maps of the copy engine are made before working memory has an address.
-        of.dtype == real && is_there && is_aligned && !builder.is_widened(view)
-    };
-    let is_half = real == DType::BF16 || real == DType::F16;
-    (builder.has_warpgroup_products() && is_half && views.into_iter().all(suits)).then_some(real)
-}
-
-/// Boxes of so many rows of a view.
-pub(super) fn boxes(builder: &Builder<'_>, view: &View, box_rows: usize) -> MatrixBoxes {
-    let Arg::Pointer(at) = builder.pointer(view) else { unreachable!("operands have addresses") };
-    let (rows, columns) = (view.of.shape.rows(), view.of.shape.columns());
-    MatrixBoxes { at, real: view.of.dtype, rows, columns, box_rows }
 }
 
 /// `(x, w, bias if any) → h, GELU(h)`; false where there is no kernel for it.

@@ -29,6 +29,7 @@ mod sequence;
 mod staging;
 mod step;
 mod symbols;
+mod warpgroups;
 mod weight_gradient;
 
 pub use library::Needed;

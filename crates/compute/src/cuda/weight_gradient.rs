@@ -2,8 +2,8 @@
 
 use super::{
     call::{Arg, Builder, Grid},
-    gelu::{boxes, suitable},
     modules::Source,
+    warpgroups::{MOST_SHARED_BYTES, RING_BYTES, boxes, suitable},
 };
 use crate::{device::View, error::Result, tensor::DType};
 
@@ -51,10 +51,8 @@ impl Tiles {
     }
 
     fn shared_bytes(self) -> usize {
-        const MOST: usize = 232_448;
-        const RING: usize = 256;
         let stage = (WIDE / SHEET + self.columns.div_ceil(SHEET)) * SHEET_BYTES;
-        RING + (MOST - RING) / stage * stage
+        RING_BYTES + (MOST_SHARED_BYTES - RING_BYTES) / stage * stage
     }
 }
 

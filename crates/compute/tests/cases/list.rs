@@ -44,7 +44,7 @@ fn rows(cases: &mut Vec<Case>) {
         cases.push(op(Op::Embed, vec![random(&[v, c], 1), ids(dims, v, 2)], 1));
     }
     cases.extend(embedding_gradients());
-    // More rows than blocks of a card work on at a time, and longer ones than blocks have several of.
+    // More rows than blocks of a card work on at a time, a block or a warp to each; and rows of which f32 is too long to be copied ahead.
     for (n, c) in [(1701, 1040), (1601, 600), (3, 2056)] {
         let statistics = [random(&[n], 6), map(random(&[n], 7), |x| 0.5 + x.abs())];
         let mut inputs = vec![random(&[n, c], 8), random(&[n, c], 9), random(&[c], 10)];

@@ -1,7 +1,7 @@
 //! Gradients of whole heads in one kernel, `attention_whole_heads.cu`: which heads it takes, and its launch.
 
 use super::{Arg, Backward, Builder, Gradients, Grid, Heads, InBytes, Result, Source};
-use crate::cuda::AttentionBy;
+use crate::cuda::{AttentionBy, warpgroups::MOST_SHARED_BYTES};
 
 /// Elements of a head that the kernel is written for.
 const HEAD: usize = 64;
@@ -12,8 +12,6 @@ const THREADS: u32 = 512;
 /// the next, come to it.
 const FIXED_BYTES: usize = 175_360;
 const QUERY_BYTES: usize = 2 * 2 * size_of::<f32>();
-/// The most that a block may have.
-const MOST_SHARED_BYTES: usize = 232_448;
 /// The positions that it was found to be faster with. Of more, the sums of d_q outgrow the second cache; of fewer, heads begin and end
 /// more often.
 const MEASURED_POSITIONS: usize = 1024;

@@ -28,11 +28,6 @@ template <bool BACKWARD> constexpr int STAGES = (MOST_SHARED_BYTES - REST_BYTES<
 
 // ---- Products ----------------------------------------------------------------------------------------------------
 
-#define PLACES_96 PLACES_64 ", " \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NUMBERS_96(d) NUMBERS_32(d, 0), NUMBERS_32(d, 32), NUMBERS_32(d, 64)
-
 // sums [64, 2·N] = or += a [64, 16] · b [16, 2·N]; the terms of b run along rows, or are its rows.
 template <bool TERMS_ARE_ROWS> __device__ __forceinline__ void product(float (&sums)[64], u64 a, u64 b, u32 add) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"

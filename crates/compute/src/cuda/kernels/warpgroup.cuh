@@ -107,11 +107,30 @@ template <int N> __device__ __forceinline__ void pin(float (&numbers)[N]) {
 #define PLACES_64 PLACES_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PLACES_68 PLACES_64 ", %64, %65, %66, %67"
+#define PLACES_72 PLACES_68 ", %68, %69, %70, %71"
+#define PLACES_76 PLACES_72 ", %72, %73, %74, %75"
+#define PLACES_80 PLACES_76 ", %76, %77, %78, %79"
+#define PLACES_84 PLACES_80 ", %80, %81, %82, %83"
+#define PLACES_88 PLACES_84 ", %84, %85, %86, %87"
+#define PLACES_92 PLACES_88 ", %88, %89, %90, %91"
+#define PLACES_96 PLACES_92 ", %92, %93, %94, %95"
+#define PLACES_100 PLACES_96 ", %96, %97, %98, %99"
 #define NUMBERS_8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
     "+f"(d[i + 7])
 #define NUMBERS_32(d, i) NUMBERS_8(d, i), NUMBERS_8(d, i + 8), NUMBERS_8(d, i + 16), NUMBERS_8(d, i + 24)
 #define NUMBERS_64(d) NUMBERS_32(d, 0), NUMBERS_32(d, 32)
+#define NUMBERS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NUMBERS_68(d) NUMBERS_64(d), NUMBERS_4(d, 64)
+#define NUMBERS_72(d) NUMBERS_68(d), NUMBERS_4(d, 68)
+#define NUMBERS_76(d) NUMBERS_72(d), NUMBERS_4(d, 72)
+#define NUMBERS_80(d) NUMBERS_76(d), NUMBERS_4(d, 76)
+#define NUMBERS_84(d) NUMBERS_80(d), NUMBERS_4(d, 80)
+#define NUMBERS_88(d) NUMBERS_84(d), NUMBERS_4(d, 84)
+#define NUMBERS_92(d) NUMBERS_88(d), NUMBERS_4(d, 88)
+#define NUMBERS_96(d) NUMBERS_92(d), NUMBERS_4(d, 92)
+#define NUMBERS_100(d) NUMBERS_96(d), NUMBERS_4(d, 96)
 
 // sums [64, N] = or += a [64, 16] · bᵀ [16, N]: both with the 16 terms along rows in shared memory. Lane l of warp w
 // holds of rows 16·w + l/4 and the eighth after it the columns 8·n + 2·(l%4) and the next, in sums[4·n ..].

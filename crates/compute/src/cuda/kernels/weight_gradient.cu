@@ -23,26 +23,6 @@ constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * GROUP_THREADS;
 
 // ---- Products ----------------------------------------------------------------------------------------------------
 
-#define PLACES_68 PLACES_64 ", %64, %65, %66, %67"
-#define PLACES_72 PLACES_68 ", %68, %69, %70, %71"
-#define PLACES_76 PLACES_72 ", %72, %73, %74, %75"
-#define PLACES_80 PLACES_76 ", %76, %77, %78, %79"
-#define PLACES_84 PLACES_80 ", %80, %81, %82, %83"
-#define PLACES_88 PLACES_84 ", %84, %85, %86, %87"
-#define PLACES_92 PLACES_88 ", %88, %89, %90, %91"
-#define PLACES_96 PLACES_92 ", %92, %93, %94, %95"
-#define PLACES_100 PLACES_96 ", %96, %97, %98, %99"
-#define NUMBERS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define NUMBERS_68(d) NUMBERS_64(d), NUMBERS_4(d, 64)
-#define NUMBERS_72(d) NUMBERS_68(d), NUMBERS_4(d, 68)
-#define NUMBERS_76(d) NUMBERS_72(d), NUMBERS_4(d, 72)
-#define NUMBERS_80(d) NUMBERS_76(d), NUMBERS_4(d, 76)
-#define NUMBERS_84(d) NUMBERS_80(d), NUMBERS_4(d, 80)
-#define NUMBERS_88(d) NUMBERS_84(d), NUMBERS_4(d, 84)
-#define NUMBERS_92(d) NUMBERS_88(d), NUMBERS_4(d, 88)
-#define NUMBERS_96(d) NUMBERS_92(d), NUMBERS_4(d, 92)
-#define NUMBERS_100(d) NUMBERS_96(d), NUMBERS_4(d, 96)
-
 // sums [64, N] = or += aᵀ [64, 16] · b [16, N], where the 16 terms of both are rows.
 #define PRODUCT_OF(N, HALF, A, B, ADD) \
     __device__ __forceinline__ void product(float (&sums)[HALF], u64 a, u64 b, u32 add) { \

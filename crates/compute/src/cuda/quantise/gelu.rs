@@ -6,9 +6,10 @@ use crate::{
     cuda::{
         blas::{Epilogue, WORTH_TIMING},
         call::{Arg, Builder, Fill, Grid},
-        driver::{FactorBoxes, MatrixBoxes, Side},
+        driver::{FactorBoxes, Side},
         modules::Source as File,
         rows,
+        warpgroups::{MOST_SHARED_BYTES, boxes},
     },
     device::View,
     error::Result,
@@ -112,13 +113,7 @@ fn multiply(
         terms: factor.columns,
         side,
     };
-    let boxes = results.map(|view| MatrixBoxes {
-        at: address(builder.pointer(view)),
-        real: view.of.dtype,
-        rows: view.of.shape.rows(),
-        columns: view.of.shape.columns(),
-        box_rows: FactorBoxes::ROWS,
-    });
+    let boxes = results.map(|view| boxes(builder, view, FactorBoxes::ROWS));
     builder.give_factor_maps(&[factor(Side::Left, a), factor(Side::Right, b)])?;
     builder.give_matrix_maps(&boxes)?;
     let sizes = [a.rows, b.rows, a.columns].map(Arg::from);
@@ -157,6 +152,8 @@ fn sampled_largest(
 fn grid(builder: &Builder<'_>, tiles: usize) -> Grid {
     const THREADS: u32 = 640;
     // All of what there is: stages of the ring take what results leave.
-    const SHARED_BYTES: u32 = 232_448;
-    Grid { shared_bytes: SHARED_BYTES, ..Grid::new(tiles.min(builder.multiprocessors()), THREADS) }
+    Grid {
+        shared_bytes: MOST_SHARED_BYTES as u32,
+        ..Grid::new(tiles.min(builder.multiprocessors()), THREADS)
+    }
 }
