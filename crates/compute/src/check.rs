@@ -182,11 +182,11 @@ impl Rule<'_> {
                 Op::SiluGateGrad.outputs(&[half, half, inputs[1]])?;
                 self.outputs(&inputs[..1])
             }
-            &Kernel::LinearGelu { bias, products } => {
+            &Kernel::LinearGelu { bias, products, .. } => {
                 let h = Op::Linear { bias, products }.outputs(inputs)?[0];
                 self.outputs(&[h, h])
             }
-            &Kernel::LinearGradGelu { products } | &Kernel::LinearGradGelus { products, .. } => {
+            &Kernel::LinearGradGelu { products, .. } | &Kernel::LinearGradGelus { products, .. } => {
                 let has_sums = matches!(self.kernel, Kernel::LinearGradGelus { .. });
                 self.count(3, 1 + usize::from(has_sums))?;
                 let d_h = Op::LinearGradInput { products }.outputs(&inputs[..2])?;

@@ -138,6 +138,12 @@ pub trait Device: Send {
     /// Bytes of the device's memory that are in use since it was opened, where that is known.
     fn used_bytes(&self) -> Option<usize>;
 
+    /// Whether gradients of products with GELU, with activations of this type, are faster with its slope, kept in place of its
+    /// argument.
+    fn keeps_slopes(&self, _activations: DType) -> bool {
+        false
+    }
+
     /// Whether `run` may return before the work is done, so that the caller can prepare what comes next meanwhile.
     fn runs_ahead(&self) -> bool;
 

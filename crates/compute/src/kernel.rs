@@ -86,17 +86,23 @@ pub enum Kernel {
         bias: bool,
         /// What x and w are rounded to before they are multiplied.
         products: DType,
+        /// Whether GELU′(h), which is all that the gradient wants of h, is written in its place.
+        slope: bool,
     },
     /// Fused gradient of an activation's argument: `(d_y, w, h) → GELU′(h)·(d_y·w)`.
     LinearGradGelu {
         /// What d_y and w are rounded to before they are multiplied.
         products: DType,
+        /// Whether GELU′(h) is there in place of h.
+        slope: bool,
     },
     /// The same, and the gradient of the bias of the product whose result h is, which is the sum of the rows of the first:
     /// `(d_y, w, h) → GELU′(h)·(d_y·w), d_bias state`.
     LinearGradGelus {
         /// What d_y and w are rounded to before they are multiplied.
         products: DType,
+        /// Whether GELU′(h) is there in place of h.
+        slope: bool,
         /// Whether sums are added to what is there.
         add: bool,
     },
@@ -430,14 +436,23 @@ impl Kernel {
                 expansion.step(gradient, vec![gate, up, Input(1)], gradients.clone());
                 expansion.step(Kernel::Op(Op::Concat), gradients, vec![Output(0)]);
             }
-            &Kernel::LinearGelu { bias, products } => {
+            &Kernel::LinearGelu { bias, products, slope } => {
                 let operands = (0..inputs.len()).map(Input).collect();
-                expansion.step(Kernel::Op(Op::Linear { bias, products }), operands, vec![Output(0)]);
-                expansion.step(Kernel::Op(Op::Gelu), vec![Output(0)], vec![Output(1)]);
+                let h = if slope { expansion.temporary(outputs[0]) } else { Output(0) };
+                expansion.step(Kernel::Op(Op::Linear { bias, products }), operands, vec![h]);
+                expansion.step(Kernel::Op(Op::Gelu), vec![h], vec![Output(1)]);
+                if slope {
+                    // The gradient where the output's is one.
+                    let ones = expansion.temporary(outputs[0]);
+                    expansion.step(Kernel::Op(Op::Affine { factor: 0.0, offset: 1.0 }), vec![h], vec![ones]);
+                    expansion.step(Kernel::Op(Op::GeluGrad), vec![h, ones], vec![Output(0)]);
+                }
             }
-            &Kernel::LinearGradGelu { products } => expand_gelu_grad(&mut expansion, products, outputs[0]),
-            &Kernel::LinearGradGelus { products, add } => {
-                expand_gelu_grad(&mut expansion, products, outputs[0]);
+            &Kernel::LinearGradGelu { products, slope } => {
+                expand_gelu_grad(&mut expansion, products, slope, outputs[0]);
+            }
+            &Kernel::LinearGradGelus { products, slope, add } => {
+                expand_gelu_grad(&mut expansion, products, slope, outputs[0]);
                 expand_bias_grad(&mut expansion, outputs[1], add);
             }
             Kernel::JointAttention(attention) => {
@@ -537,11 +552,12 @@ fn with_columns(of: TensorType, columns: usize) -> TensorType {
 }
 
 /// The gradient of an activation's argument: the first output.
-fn expand_gelu_grad(expansion: &mut Expansion, products: DType, d_h: TensorType) {
+fn expand_gelu_grad(expansion: &mut Expansion, products: DType, slope: bool, d_h: TensorType) {
     let d_y = expansion.temporary(d_h);
     let product = Kernel::Op(Op::LinearGradInput { products });
     expansion.step(product, vec![Operand::Input(0), Operand::Input(1)], vec![d_y]);
-    expansion.step(Kernel::Op(Op::GeluGrad), vec![Operand::Input(2), d_y], vec![Operand::Output(0)]);
+    let op = if slope { Op::Mul } else { Op::GeluGrad };
+    expansion.step(Kernel::Op(op), vec![Operand::Input(2), d_y], vec![Operand::Output(0)]);
 }
 
 /// The sum of the rows of the first output: the second.

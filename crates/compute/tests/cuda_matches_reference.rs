@@ -544,7 +544,7 @@ fn eight_bit_weights(rows: usize) -> Vec<(Case, usize)> {
         let inputs = vec![random(&[rows, k], 1), random(&[n, k], 2), random(&[n], 3)];
         let outputs = vec![random(&[rows, n], 4); 2];
         let linear = Kernel::Op(Op::Linear { bias: true, products });
-        let gelu = Kernel::LinearGelu { bias: false, products };
+        let gelu = Kernel::LinearGelu { slope: false, bias: false, products };
         let one = outputs[..1].to_vec();
         cases.push((Case { kernel: gelu, inputs: inputs[..2].to_vec(), outputs, terms: k }, 1));
         let ids = indices(&[rows], (0..rows).map(|row| (row * 7 % n) as u32).collect());

@@ -8,6 +8,7 @@ pub(crate) mod biases;
 mod gate;
 mod norms;
 mod pairs;
+pub(crate) mod slopes;
 
 use ironmill_compute::{DType, HeadLoss, Kernel, LossShape, Op, TensorType, kernel::head_chunk_rows};
 

@@ -79,13 +79,13 @@ fn separate(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         let Node { inputs, outputs, stage, .. } = node.clone();
         match node.kernel {
-            Kernel::LinearGelu { bias, products } if is_taken(graph, &node, false) => {
+            Kernel::LinearGelu { bias, products, .. } if is_taken(graph, &node, false) => {
                 let product = Kernel::Op(Op::Linear { bias, products });
                 graph.nodes.push(Node { kernel: product, inputs, outputs: vec![outputs[0]], stage });
                 let (inputs, outputs) = (vec![outputs[0]], vec![outputs[1]]);
                 graph.nodes.push(Node { kernel: Kernel::Op(Op::Gelu), inputs, outputs, stage });
             }
-            Kernel::LinearGradGelu { products } | Kernel::LinearGradGelus { products, .. }
+            Kernel::LinearGradGelu { products, .. } | Kernel::LinearGradGelus { products, .. }
                 if is_taken(graph, &node, false) =>
             {
                 let d_y = graph.value(graph.info(outputs[0]).of);

@@ -158,6 +158,9 @@ impl Runtime {
     /// Runs the passes over a program, plans its memory and makes it ready on the device.
     pub fn compile(&mut self, mut graph: Graph, passes: &Passes) -> Result<ProgramId> {
         run_passes(&mut graph, passes)?;
+        if passes.fuse {
+            fuse::slopes::keep(&mut graph, |of| self.device.keeps_slopes(of));
+        }
         let plan = plan::plan(&graph, passes.share_memory, &|dtype| self.device.element_bytes(dtype));
         let inputs = match plan.input_bytes {
             0 => None,

@@ -55,7 +55,7 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
             _ => Needs::default(),
         },
         Kernel::LinearGelu { products, .. } => linear(*products),
-        Kernel::LinearGradGelu { products } | Kernel::LinearGradGelus { products, .. } => {
+        Kernel::LinearGradGelu { products, .. } | Kernel::LinearGradGelus { products, .. } => {
             let [rows, columns] = [input(0).rows(), input(1).columns()];
             let mut needs = gemm::needs(simd, *products, [rows, columns, input(1).rows()]);
             if matches!(launch.kernel, Kernel::LinearGradGelus { .. }) {
@@ -136,7 +136,7 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::NormGrads(of) => rows::norm::norm_grads(context, operands, *of),
         Kernel::JointSiluGate => rows::pointwise::joint_silu_gate(context, operands),
         Kernel::JointSiluGateGrad => rows::pointwise::joint_silu_gate_grad(context, operands),
-        &Kernel::LinearGelu { bias, products } => {
+        &Kernel::LinearGelu { bias, products, slope: false } => {
             let (simd, product) = (context.simd, linear(operands, bias, products));
             let outputs = [operands.output(0), operands.output(1)];
             gemm::multiply_then(context, product, outputs, |[h, y], _| {
@@ -145,11 +145,11 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
                 }
             });
         }
-        &Kernel::LinearGradGelu { products } => {
+        &Kernel::LinearGradGelu { products, slope: false } => {
             let d_h = operands.output(0);
             gelu_grad(context, operands, products, d_h);
         }
-        &Kernel::LinearGradGelus { products, add } => {
+        &Kernel::LinearGradGelus { products, slope: false, add } => {
             let columns = operands.input_type(2).shape.columns();
             let [d_h, d_bias] = [0, 1].map(|index| operands.output(index));
             gelu_grad(context, operands, products, &mut *d_h);
@@ -174,8 +174,11 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
             rows::norm::bias_sums(context, d_qkv, shape.columns(), d_bias, *add);
         }
         Kernel::HeadLoss(of) => return head::head_loss(context, operands, of),
-        // Processors have no products of eight bits; binding has refused the type before.
-        Kernel::Quantise(_)
+        // Processors have no products of eight bits; binding has refused the type before. They do not ask for slopes.
+        Kernel::LinearGelu { slope: true, .. }
+        | Kernel::LinearGradGelu { slope: true, .. }
+        | Kernel::LinearGradGelus { slope: true, .. }
+        | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::RoundTargets
         | Kernel::QuantisedNorm(_)

@@ -45,15 +45,17 @@ impl Tiles {
         Grid { shared_bytes, ..Grid::new(clusters * self.cluster, THREADS) }
     }
 
-    fn settings(self) -> [(&'static str, usize); 2] {
-        [("COLUMNS", self.columns), ("CLUSTER", self.cluster)]
+    /// With whether a slope is kept.
+    fn settings(self, slope: bool) -> [(&'static str, usize); 3] {
+        [("COLUMNS", self.columns), ("CLUSTER", self.cluster), ("SLOPE", slope.into())]
     }
 }
 
-/// `(x, w, bias if any) → h, GELU(h)`; false where there is no kernel for it.
+/// `(x, w, bias if any) → h, GELU(h)`, or the slope in place of h; false where there is no kernel for it.
 pub(super) fn forward(
     builder: &mut Builder<'_>,
     tiles: Tiles,
+    slope: bool,
     inputs: &[View],
     outputs: &[View],
 ) -> Result<bool> {
@@ -66,16 +68,17 @@ pub(super) fn forward(
     let grid = tiles.grid(builder, [rows, columns], 2);
     let arguments = [bias, rows.into(), columns.into(), depth.into()];
     builder.give_matrix_maps(&maps)?;
-    builder.kernel(Source::GeluHopper, "product_gelu", real, &tiles.settings(), grid, &arguments)?;
+    builder.kernel(Source::GeluHopper, "product_gelu", real, &tiles.settings(slope), grid, &arguments)?;
     builder.start_early(tiles.cluster);
     Ok(true)
 }
 
-/// `(d_y, w, h) → GELU′(h)·(d_y·w), the sums of its columns`, which are left out or, with `adds`, written or added; false where
-/// there is no kernel for it.
+/// `(d_y, w, h or the slope) → GELU′(h)·(d_y·w), the sums of its columns`, which are left out or, with `adds`, written or added; false
+/// where there is no kernel for it.
 pub(super) fn backward(
     builder: &mut Builder<'_>,
     tiles: Tiles,
+    slope: bool,
     inputs: &[View],
     outputs: &[View],
     adds: Option<bool>,
@@ -93,7 +96,14 @@ pub(super) fn backward(
     let grid = tiles.grid(builder, [rows, columns], tiles.columns / Tiles::DEPTH);
     let arguments = [partials, rows.into(), columns.into(), depth.into()];
     builder.give_matrix_maps(&maps)?;
-    builder.kernel(Source::GeluHopper, "product_gelu_slope", real, &tiles.settings(), grid, &arguments)?;
+    builder.kernel(
+        Source::GeluHopper,
+        "product_gelu_slope",
+        real,
+        &tiles.settings(slope),
+        grid,
+        &arguments,
+    )?;
     builder.start_early(tiles.cluster);
     if let Some(adds) = adds {
         rows::finish_columns(builder, real, partials, &outputs[1..], [chunks, columns], adds)?;

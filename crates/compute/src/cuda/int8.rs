@@ -240,7 +240,7 @@ pub(super) fn add(
     let Some(sizes) = builder.int8(matrix) else { return Ok(false) };
     match kernel {
         Kernel::Op(Op::Embed) => embed(builder, sizes, inputs, outputs)?,
-        &Kernel::Op(Op::Linear { bias, products }) | &Kernel::LinearGelu { bias, products }
+        &Kernel::Op(Op::Linear { bias, products }) | &Kernel::LinearGelu { bias, products, slope: false }
             if few_rows(builder, [inputs, outputs], bias, products)? => {}
         _ => {
             let wide = widen(builder, matrix, sizes)?;

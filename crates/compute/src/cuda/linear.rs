@@ -95,14 +95,16 @@ pub(super) fn add(
                 _ => return Ok(false),
             }
         }
-        &Kernel::LinearGelu { bias, products } => {
-            if !own_product(builder, [inputs, outputs], bias, products)? {
-                gelu_product(builder, [inputs, outputs], bias, products)?;
+        &Kernel::LinearGelu { bias, products, slope } => {
+            if slope || !own_product(builder, [inputs, outputs], bias, products)? {
+                gelu_product(builder, [inputs, outputs], bias, products, slope)?;
             }
         }
-        &Kernel::LinearGradGelu { products } => gelu_gradient(builder, [inputs, outputs], products, None)?,
-        &Kernel::LinearGradGelus { products, add } => {
-            gelu_gradient(builder, [inputs, outputs], products, Some(add))?;
+        &Kernel::LinearGradGelu { products, slope } => {
+            gelu_gradient(builder, [inputs, outputs], products, slope, None)?;
+        }
+        &Kernel::LinearGradGelus { products, slope, add } => {
+            gelu_gradient(builder, [inputs, outputs], products, slope, Some(add))?;
         }
         Kernel::HeadLoss(head) if head.products.is_eight_bits() => return Ok(false),
         Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
@@ -227,31 +229,37 @@ fn batch_rows(
 }
 
 /// A product and the GELU of it, by the library in one, by our own kernels, or one after the other: which is faster depends on the
-/// shape.
+/// shape. The library keeps no slope.
 fn gelu_product(
     builder: &mut Builder<'_>,
     views: [&[View]; 2],
     has_bias: bool,
     products: DType,
+    slope: bool,
 ) -> Result<()> {
     let bias = |builder: &Builder<'_>, inputs: &[View]| has_bias.then(|| builder.pointer(&inputs[2]));
     let fused: &Fill<'_> = &|builder, inputs, outputs| {
         let (h, y) = (Matrix::of(builder, &outputs[0]), Matrix::of(builder, &outputs[1]));
         let epilogue = Epilogue::Gelu { before: h.at, bias: bias(builder, inputs) };
-        Ok(has_fused_gelu(y) && try_forward(builder, inputs, y, products, epilogue)?)
+        Ok(!slope && has_fused_gelu(y) && try_forward(builder, inputs, y, products, epilogue)?)
     };
     let apart: &Fill<'_> = &|builder, inputs, outputs| {
         let h = Matrix::of(builder, &outputs[0]);
         let plain = bias(builder, inputs).map_or(Epilogue::Nothing, Epilogue::Bias);
         forward(builder, inputs, h, products, false, plain)?;
-        rows::add(builder, &Kernel::Op(Op::Gelu), &outputs[..1], &outputs[1..])
+        rows::add(builder, &Kernel::Op(Op::Gelu), &outputs[..1], &outputs[1..])?;
+        if slope {
+            rows::gelu_slope(builder, &outputs[0])?;
+        }
+        Ok(true)
     };
     let [narrow, wide] = [Tiles::NARROW, Tiles::WIDE].map(|tiles| {
         move |builder: &mut Builder<'_>, inputs: &[View], outputs: &[View]| {
-            gelu::forward(builder, tiles, inputs, outputs)
+            gelu::forward(builder, tiles, slope, inputs, outputs)
         }
     });
-    fastest(builder, "gelu_product", views, &[fused, &narrow, &wide, apart])
+    let name = if slope { "gelu_product_slope" } else { "gelu_product" };
+    fastest(builder, name, views, &[fused, &narrow, &wide, apart])
 }
 
 /// The gradient of a product's argument times GELU's slope, in one by the library, with the weight as it is or turned first, by our
@@ -260,6 +268,7 @@ fn gelu_gradient(
     builder: &mut Builder<'_>,
     views: [&[View]; 2],
     products: DType,
+    has_slope: bool,
     adds: Option<bool>,
 ) -> Result<()> {
     let with_sums = |builder: &mut Builder<'_>, outputs: &[View], is_there: bool| match adds {
@@ -275,7 +284,7 @@ fn gelu_gradient(
         let (out, epilogue) = (Matrix::of(builder, &outputs[0]), slope(builder, inputs));
         let [d_y, w] = rounded_pair(builder, inputs, products)?;
         let product = product((d_y, false), (w, false), out, false, epilogue);
-        let is_there = has_fused_gelu(out) && builder.product(product)?;
+        let is_there = !has_slope && has_fused_gelu(out) && builder.product(product)?;
         with_sums(builder, outputs, is_there)
     };
     let turned: &Fill<'_> = &|builder, inputs, outputs| {
@@ -283,23 +292,28 @@ fn gelu_gradient(
         let [d_y, w] = rounded_pair(builder, inputs, products)?;
         let w = w.turned(builder)?;
         let product = product((d_y, false), (w, true), out, false, epilogue);
-        let is_there = has_fused_gelu(out) && builder.product(product)?;
+        let is_there = !has_slope && has_fused_gelu(out) && builder.product(product)?;
         with_sums(builder, outputs, is_there)
     };
     let apart: &Fill<'_> = &|builder, inputs, outputs| {
         let out = Matrix::of(builder, &outputs[0]);
         input_gradient(builder, inputs, out, products, false)?;
         // Element by element, so the result may take the place of its operand.
-        let is_there =
-            rows::add(builder, &Kernel::Op(Op::GeluGrad), &[inputs[2], outputs[0]], &outputs[..1])?;
+        let times_slope = Kernel::Op(if has_slope { Op::Mul } else { Op::GeluGrad });
+        let is_there = rows::add(builder, &times_slope, &[inputs[2], outputs[0]], &outputs[..1])?;
         with_sums(builder, outputs, is_there)
     };
     let [narrow, wide] = [Tiles::NARROW, Tiles::WIDE].map(|tiles| {
         move |builder: &mut Builder<'_>, inputs: &[View], outputs: &[View]| {
-            gelu::backward(builder, tiles, inputs, outputs, adds)
+            gelu::backward(builder, tiles, has_slope, inputs, outputs, adds)
         }
     });
-    let name = if adds.is_some() { "gelu_gradient_sums" } else { "gelu_gradient" };
+    let name = match (has_slope, adds.is_some()) {
+        (false, false) => "gelu_gradient",
+        (false, true) => "gelu_gradient_sums",
+        (true, false) => "slope_gradient",
+        (true, true) => "slope_gradient_sums",
+    };
     fastest(builder, name, views, &[fused, turned, &narrow, &wide, apart])
 }
 

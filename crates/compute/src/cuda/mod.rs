@@ -592,6 +592,10 @@ impl Device for Cuda {
         Some(self.free_at_first.saturating_sub(self.driver.free_memory().ok()?))
     }
 
+    fn keeps_slopes(&self, activations: DType) -> bool {
+        self.modules.has_warpgroup_products() && matches!(activations, DType::BF16 | DType::F16)
+    }
+
     fn runs_ahead(&self) -> bool {
         true
     }

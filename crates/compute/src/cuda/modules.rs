@@ -121,8 +121,10 @@ impl Source {
             Source::FewRows => with(&[0, 1, 2], "INT8", &[0, 1]),
             Source::GeluHopper => {
                 let tiles = [[("COLUMNS", 128), ("CLUSTER", 1)], [("COLUMNS", 192), ("CLUSTER", 2)]];
-                let of = |real| tiles.map(|[columns, cluster]| vec![("REAL", real), columns, cluster]);
-                [of(1), of(2)].concat()
+                let of = |real, slope| {
+                    tiles.map(|[columns, cluster]| vec![("REAL", real), columns, cluster, ("SLOPE", slope)])
+                };
+                [of(1, 0), of(1, 1), of(2, 0), of(2, 1)].concat()
             }
             Source::GeluEight => vec![vec![("REAL", 1)]],
             Source::WeightGradient => {

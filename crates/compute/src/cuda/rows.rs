@@ -99,6 +99,12 @@ pub(super) fn add(
     Ok(true)
 }
 
+/// GELU's slope in place of its argument.
+pub(super) fn gelu_slope(builder: &mut Builder<'_>, view: &View) -> Result<()> {
+    let views = std::slice::from_ref(view);
+    pointwise::map(builder, Launch { name: "gelu_slope", inputs: views, outputs: views }, "gelu_slope")
+}
+
 /// The same for an op; `adds` is only ever set for those that can add to their outputs.
 fn add_op(builder: &mut Builder<'_>, op: &Op, launch: Launch<'_>, adds: bool) -> Result<bool> {
     match op {

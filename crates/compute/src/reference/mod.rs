@@ -31,6 +31,7 @@ const ELEMENT_BYTES: usize = size_of::<f64>();
 /// The slow twin of all backends.
 pub struct Reference {
     rounds: bool,
+    keeps_slopes: bool,
     buffers: Vec<Vec<f64>>,
     sequences: Vec<Vec<Launch>>,
     reads: Reads,
@@ -39,7 +40,18 @@ pub struct Reference {
 impl Reference {
     /// Computes and keeps everything in double precision.
     pub fn exact() -> Self {
-        Reference { rounds: false, buffers: Vec::new(), sequences: Vec::new(), reads: Reads::default() }
+        Reference {
+            rounds: false,
+            keeps_slopes: false,
+            buffers: Vec::new(),
+            sequences: Vec::new(),
+            reads: Reads::default(),
+        }
+    }
+
+    /// Keeps slopes of activations, as some cards do.
+    pub fn with_slopes(self) -> Self {
+        Reference { keeps_slopes: true, ..self }
     }
 
     /// Rounds every result to the element type that its tensor declares.
@@ -374,6 +386,10 @@ impl Device for Reference {
 
     fn used_bytes(&self) -> Option<usize> {
         None
+    }
+
+    fn keeps_slopes(&self, _: DType) -> bool {
+        self.keeps_slopes
     }
 
     fn runs_ahead(&self) -> bool {

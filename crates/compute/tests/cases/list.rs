@@ -220,13 +220,15 @@ fn products(cases: &mut Vec<Case>) {
             let mut inputs = vec![random(&[m, k], 1), random(&[n, k], 2)];
             inputs.extend(bias.then(|| random(&[n], 3)));
             cases.push(op(Op::Linear { bias, products }, inputs.clone(), k));
-            let (kernel, outputs) = (Kernel::LinearGelu { bias, products }, vec![random(&[m, n], 8); 2]);
+            let (kernel, outputs) =
+                (Kernel::LinearGelu { bias, products, slope: false }, vec![random(&[m, n], 8); 2]);
             cases.push(Case { kernel, inputs, outputs, terms: k });
         }
         let inputs = vec![random(&[m, k], 9), random(&[k, n], 10), random(&[m, n], 11)];
-        let (kernel, mut outputs) = (Kernel::LinearGradGelu { products }, vec![random(&[m, n], 12)]);
+        let (kernel, mut outputs) =
+            (Kernel::LinearGradGelu { products, slope: false }, vec![random(&[m, n], 12)]);
         cases.push(Case { kernel, inputs: inputs.clone(), outputs: outputs.clone(), terms: k });
-        let kernel = Kernel::LinearGradGelus { products, add: m % 2 == 0 };
+        let kernel = Kernel::LinearGradGelus { products, slope: false, add: m % 2 == 0 };
         outputs.push(random(&[n], 13));
         cases.push(Case { kernel, inputs, outputs, terms: k + m });
         cases.push(op(Op::LinearGradInput { products }, vec![random(&[m, k], 4), random(&[k, n], 5)], k));
@@ -465,7 +467,8 @@ pub fn products_of_rows(m: usize) -> Vec<Case> {
         let inputs = vec![random(&[m, k], 1), random(&[n, k], 2), random(&[n], 3)];
         let products = DType::F32;
         cases.push(op(Op::Linear { bias: false, products }, inputs[..2].to_vec(), k));
-        let (kernel, outputs) = (Kernel::LinearGelu { bias: true, products }, vec![random(&[m, n], 8); 2]);
+        let (kernel, outputs) =
+            (Kernel::LinearGelu { bias: true, products, slope: false }, vec![random(&[m, n], 8); 2]);
         cases.push(Case { kernel, inputs, outputs, terms: k });
     }
     cases
@@ -475,15 +478,18 @@ pub fn products_of_rows(m: usize) -> Vec<Case> {
 pub fn gelus_worth_timing() -> Vec<Case> {
     // Neither rows nor columns are whole tiles.
     let ((m, n, k), products) = ((328, 1000, 520), DType::F32);
-    let inputs = vec![random(&[m, k], 1), random(&[n, k], 2), random(&[n], 3)];
-    let kernel = Kernel::LinearGelu { bias: true, products };
-    let forward = Case { kernel, inputs, outputs: vec![random(&[m, n], 4); 2], terms: k };
-    let inputs = vec![random(&[m, k], 5), random(&[k, n], 6), random(&[m, n], 7)];
-    let (kernel, mut outputs) = (Kernel::LinearGradGelu { products }, vec![random(&[m, n], 8)]);
-    let backward = Case { kernel, inputs: inputs.clone(), outputs: outputs.clone(), terms: k };
-    let kernel = Kernel::LinearGradGelus { products, add: true };
-    outputs.push(random(&[n], 9));
-    vec![forward, backward, Case { kernel, inputs, outputs, terms: k + m }]
+    let of = |slope: bool| {
+        let inputs = vec![random(&[m, k], 1), random(&[n, k], 2), random(&[n], 3)];
+        let kernel = Kernel::LinearGelu { bias: true, products, slope };
+        let forward = Case { kernel, inputs, outputs: vec![random(&[m, n], 4); 2], terms: k };
+        let inputs = vec![random(&[m, k], 5), random(&[k, n], 6), random(&[m, n], 7)];
+        let (kernel, mut outputs) = (Kernel::LinearGradGelu { products, slope }, vec![random(&[m, n], 8)]);
+        let backward = Case { kernel, inputs: inputs.clone(), outputs: outputs.clone(), terms: k };
+        let kernel = Kernel::LinearGradGelus { products, slope, add: true };
+        outputs.push(random(&[n], 9));
+        [forward, backward, Case { kernel, inputs, outputs, terms: k + m }]
+    };
+    [of(false), of(true)].concat()
 }
 
 /// Gradients of weights whose tiles fill a card, though they are not whole and neither are the rows: one that is written, and one with rows

@@ -166,7 +166,7 @@ impl Case {
             }
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. }
-            | Kernel::LinearGradGelu { products }
+            | Kernel::LinearGradGelu { products, .. }
             | Kernel::LinearGradGelus { products, .. } => *products = dtype,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
@@ -186,7 +186,7 @@ impl Case {
             Kernel::Op(op) | Kernel::OpInto { op, .. } => *op.products_mut()? = dtype,
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. }
-            | Kernel::LinearGradGelu { products }
+            | Kernel::LinearGradGelu { products, .. }
             | Kernel::LinearGradGelus { products, .. } => *products = dtype,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
@@ -207,7 +207,7 @@ impl Case {
             }
             Kernel::HeadLoss(head) => head.products,
             Kernel::LinearGelu { products, .. }
-            | Kernel::LinearGradGelu { products }
+            | Kernel::LinearGradGelu { products, .. }
             | Kernel::LinearGradGelus { products, .. } => *products,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)

@@ -38,7 +38,7 @@ pub(super) fn fuse_one_product_and_gelu_gradient(graph: &mut Graph) -> bool {
         let Kernel::Op(Op::LinearGradInput { products }) = graph.nodes[product].kernel else { return None };
         let mut inputs = graph.nodes[product].inputs.clone();
         inputs.push(h);
-        let kernel = Kernel::LinearGradGelu { products };
+        let kernel = Kernel::LinearGradGelu { products, slope: false };
         let (outputs, stage) = (graph.nodes[slope].outputs.clone(), graph.nodes[product].stage);
         Some((product, Node { kernel, inputs, outputs, stage }))
     })
@@ -53,7 +53,7 @@ pub(super) fn fuse_one_bias_gradient(graph: &mut Graph) -> bool {
         let index = (0..bias).find(|&index| graph.nodes[index].outputs[0] == d_y)?;
         let kernel = match graph.nodes[index].kernel {
             Kernel::JointAttentionGrad(of) => Kernel::JointAttentionGrads { of, add },
-            Kernel::LinearGradGelu { products } => Kernel::LinearGradGelus { products, add },
+            Kernel::LinearGradGelu { products, slope } => Kernel::LinearGradGelus { products, slope, add },
             _ => return None,
         };
         can_move(graph, bias, index).then_some((index, bias, kernel))
@@ -103,7 +103,8 @@ pub(super) fn fuse_one_product_and_gelu(graph: &mut Graph) -> bool {
         let outputs = vec![h, graph.nodes[gelu].outputs[0]];
         let inputs = graph.nodes[linear].inputs.clone();
         let stage = graph.nodes[linear].stage;
-        graph.nodes[linear] = Node { kernel: Kernel::LinearGelu { bias, products }, inputs, outputs, stage };
+        let kernel = Kernel::LinearGelu { bias, products, slope: false };
+        graph.nodes[linear] = Node { kernel, inputs, outputs, stage };
         graph.nodes.remove(gelu);
         return true;
     }

@@ -1,6 +1,6 @@
 //! Programs with passes on equal programs with passes off, and the passes do what they are for.
 
-use ironmill_compute::{DType, Kernel};
+use ironmill_compute::{DType, Kernel, Reference};
 use ironmill_graph::{Passes, dry_run};
 
 use crate::{
@@ -81,6 +81,23 @@ fn fusing_replaces_the_head_every_residual_norm_and_every_gradient_write() {
     for is_fused in [is_head, is_norm, is_into] {
         assert_eq!(count(&Passes::NONE, is_fused), 0);
     }
+}
+
+#[test]
+fn a_device_that_wants_slopes_keeps_them_in_place_of_arguments() {
+    let model = Model::new(SMALL);
+    let device = || Box::new(Reference::exact().with_slopes());
+    let mut trial = Trial::new(&model, device(), &Passes::NONE);
+    let program = trial.compile(model.micro(3, false), &Passes::ALL);
+    let kept = |kernel: &&Kernel| {
+        matches!(kernel, Kernel::LinearGelu { slope: true, .. } | Kernel::LinearGradGelus { slope: true, .. })
+    };
+    assert_eq!(trial.runtime.kernels(program.id).filter(kept).count(), 4);
+    let plain = train(&model, exact(), &Passes::NONE);
+    let fused = train(&model, device(), &Passes::ALL);
+    assert_close("losses", &fused.losses, &plain.losses, 1e-12);
+    assert_close("gradients", &fused.gradients, &plain.gradients, 1e-12);
+    assert_close("parameters", &fused.parameters, &plain.parameters, 1e-12);
 }
 
 #[test]

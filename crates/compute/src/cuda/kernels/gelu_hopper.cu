@@ -1,5 +1,5 @@
 // Products with GELU on Hopper: y = GELU(h), h = x·wᵀ + bias, and the gradient d_h = (d_y·w) ⊙ GELU'(h) with the sums
-// of its columns.
+// of its columns. With SLOPE, what is kept of h is GELU'(h): forward the exponentials are there, and the gradient has none.
 //
 // The library multiplies a tile, then works on it while the matrix units stand still, which costs a third of the
 // product. Here a block stays on its multiprocessor and two warpgroups take turns: one multiplies a tile of its own while
@@ -14,6 +14,10 @@
 #include "turns.cuh"
 
 #if REAL != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+#ifndef SLOPE
+#define SLOPE 0
+#endif
 
 // ---- Sizes -------------------------------------------------------------------------------------------------------
 
@@ -131,8 +135,16 @@ __device__ __forceinline__ void finish_forward(const Sums& sums, u32 kept, const
                     widen_pair(added[n + i / 2], shift, real());
                     int at = (sheet * 8 + n) * 4 + 2 * i;
                     float low = sums[half][at] + shift[0], high = sums[half][at + 1] + shift[1];
-                    h[i] = pack(low, high);
-                    y[i] = pack(gelu_of(low), gelu_of(high));
+                    if constexpr (SLOPE) {
+                        float of[2], slopes[2];
+                        gelu_and_slope(low, of[0], slopes[0]);
+                        gelu_and_slope(high, of[1], slopes[1]);
+                        h[i] = pack(slopes[0], slopes[1]);
+                        y[i] = pack(of[0], of[1]);
+                    } else {
+                        h[i] = pack(low, high);
+                        y[i] = pack(gelu_of(low), gelu_of(high));
+                    }
                 }
                 u32 to = matrices_at(rows, n, lane);
                 store_matrices(to, h);
@@ -198,10 +210,14 @@ __device__ __forceinline__ void finish_backward(const Sums& sums, u32 kept, cons
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float x[2];
-                widen_pair(pair_near_zero(numbers[i]), x, real());
-                float low = sums[half][pair * 8 + 2 * i] * gelu_slope_near(x[0]);
-                float high = sums[half][pair * 8 + 2 * i + 1] * gelu_slope_near(x[1]);
-                numbers[i] = pack(low, high);
+                if constexpr (SLOPE) {
+                    widen_pair(numbers[i], x, real());
+                } else {
+                    widen_pair(pair_near_zero(numbers[i]), x, real());
+                    x[0] = gelu_slope_near(x[0]);
+                    x[1] = gelu_slope_near(x[1]);
+                }
+                numbers[i] = pack(sums[half][pair * 8 + 2 * i] * x[0], sums[half][pair * 8 + 2 * i + 1] * x[1]);
             }
             store_matrices(at(pair, half), numbers);
         }

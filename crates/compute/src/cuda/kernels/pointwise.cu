@@ -61,6 +61,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu(const real* x, real* 
     });
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS) gelu_slope(const real* x, real* slope, u64 n, u32 wide) {
+    take_turn();
+    map<1, 1>({x}, {slope}, n, wide, [](const float (&x)[1], float (&slope)[1]) {
+        slope[0] = gelu_slope(x[0]);
+    });
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_grad(const real* x, const real* d_y, real* d_x, u64 n, u32 wide) {
     take_turn();
