@@ -463,7 +463,7 @@ impl Rule<'_> {
 
     fn gelu_product(&self, of: &GeluProduct) -> Result<()> {
         let (others, h) = match of {
-            GeluProduct::Forward { bias } => (usize::from(*bias), self.outputs.first()),
+            GeluProduct::Forward { bias, .. } => (usize::from(*bias), self.outputs.first()),
             GeluProduct::Backward { .. } => (1, self.inputs.get(4)),
         };
         let outputs = h.map_or(vec![], |h| of.outputs(*h));

@@ -442,10 +442,7 @@ impl Kernel {
                 expansion.step(Kernel::Op(Op::Linear { bias, products }), operands, vec![h]);
                 expansion.step(Kernel::Op(Op::Gelu), vec![h], vec![Output(1)]);
                 if slope {
-                    // The gradient where the output's is one.
-                    let ones = expansion.temporary(outputs[0]);
-                    expansion.step(Kernel::Op(Op::Affine { factor: 0.0, offset: 1.0 }), vec![h], vec![ones]);
-                    expansion.step(Kernel::Op(Op::GeluGrad), vec![h, ones], vec![Output(0)]);
+                    expand_slope(&mut expansion, h, outputs[0]);
                 }
             }
             &Kernel::LinearGradGelu { products, slope } => {
@@ -549,6 +546,13 @@ pub fn joint_parts(attention: &Attention, qkv: Shape) -> [usize; 3] {
 
 fn with_columns(of: TensorType, columns: usize) -> TensorType {
     TensorType { shape: of.shape.with_columns(columns), dtype: of.dtype }
+}
+
+/// The slope of GELU at its argument, which is its gradient where that of the result is one: the first output.
+fn expand_slope(expansion: &mut Expansion, h: Operand, of: TensorType) {
+    let ones = expansion.temporary(of);
+    expansion.step(Kernel::Op(Op::Affine { factor: 0.0, offset: 1.0 }), vec![h], vec![ones]);
+    expansion.step(Kernel::Op(Op::GeluGrad), vec![h, ones], vec![Operand::Output(0)]);
 }
 
 /// The gradient of an activation's argument: the first output.
@@ -749,9 +753,13 @@ fn expand_gelu_product(
     let product = Kernel::ScaledProduct { bias: of.bias(), add: false };
     let factors = (0..4 + usize::from(of.bias())).map(Input).collect();
     match of {
-        GeluProduct::Forward { .. } => {
-            expansion.step(product, factors, vec![Output(0)]);
-            expand_quantise(expansion, &of.quantise(), (vec![Output(0)], outputs[0]), (1, outputs));
+        GeluProduct::Forward { slope, .. } => {
+            let h = if *slope { expansion.temporary(outputs[0]) } else { Output(0) };
+            expansion.step(product, factors, vec![h]);
+            expand_quantise(expansion, &of.quantise(), (vec![h], outputs[0]), (1, outputs));
+            if *slope {
+                expand_slope(expansion, h, outputs[0]);
+            }
         }
         GeluProduct::Backward { .. } => {
             let h = inputs[4];

@@ -44,6 +44,8 @@ pub enum Source {
     Gelu,
     /// `(h, d_y) → GELU′(h)·d_y`.
     GeluGrad,
+    /// `(slope, d_y) → slope·d_y`.
+    Slope,
     /// `(x, y [..,any]) → x`, of which no number is expected beyond so many powers of two times the largest of y. That decides the unit,
     /// so that x need not be looked at first. For e5m2 alone, which has powers to spare.
     Bounded {
@@ -59,6 +61,7 @@ impl Source {
             Source::Stored | Source::Bounded { .. } => None,
             Source::Gelu => Some(Op::Gelu),
             Source::GeluGrad => Some(Op::GeluGrad),
+            Source::Slope => Some(Op::Mul),
         }
     }
 
@@ -66,7 +69,7 @@ impl Source {
     pub fn operands(self) -> usize {
         match self {
             Source::Stored | Source::Gelu => 1,
-            Source::GeluGrad | Source::Bounded { .. } => 2,
+            Source::GeluGrad | Source::Slope | Source::Bounded { .. } => 2,
         }
     }
 }
@@ -78,6 +81,7 @@ impl Quantise {
             Source::Stored => "quantise",
             Source::Gelu => "quantise_gelu",
             Source::GeluGrad => "quantise_gelu_grad",
+            Source::Slope => "quantise_slope",
             Source::Bounded { .. } => "quantise_bounded",
         }
     }
@@ -226,16 +230,33 @@ pub enum GeluProduct {
     Forward {
         /// Whether there is a bias operand.
         bias: bool,
+        /// Whether GELU′(h) is written in place of h.
+        slope: bool,
     },
     /// `(d_y [..,K], unit of d_y [1], w [M,K], unit of w [1], h [..,M]) → unit [1], q [..,M], qᵀ [M,N], sums of columns [M] if
     /// wanted`, with d_h = GELU′(h)·(d_y·wᵀ·units) and q = round(d_h / unit). The sums are those of d_h.
     Backward {
         /// Whether sums are written into state, and if so whether they add to what is there.
         sums: Option<bool>,
+        /// Whether GELU′(h) is there in place of h.
+        slope: bool,
     },
 }
 
 impl GeluProduct {
+    /// The same with GELU′(h) in place of h.
+    pub fn with_slope(self) -> Self {
+        match self {
+            GeluProduct::Forward { bias, .. } => GeluProduct::Forward { bias, slope: true },
+            GeluProduct::Backward { sums, .. } => GeluProduct::Backward { sums, slope: true },
+        }
+    }
+
+    /// Whether GELU′(h) is in place of h.
+    pub fn has_slope(&self) -> bool {
+        matches!(self, GeluProduct::Forward { slope: true, .. } | GeluProduct::Backward { slope: true, .. })
+    }
+
     /// The kernel's name in errors and listings.
     pub fn name(&self) -> &'static str {
         match self {
@@ -246,14 +267,15 @@ impl GeluProduct {
 
     /// Whether the product has a bias operand.
     pub fn bias(&self) -> bool {
-        matches!(self, GeluProduct::Forward { bias: true })
+        matches!(self, GeluProduct::Forward { bias: true, .. })
     }
 
     /// What is done with the product.
     pub fn quantise(&self) -> Quantise {
         let (of, source, sums) = match *self {
             GeluProduct::Forward { .. } => (DType::E4M3, Source::Gelu, None),
-            GeluProduct::Backward { sums } => (DType::E5M2, Source::GeluGrad, sums),
+            GeluProduct::Backward { sums, slope: false } => (DType::E5M2, Source::GeluGrad, sums),
+            GeluProduct::Backward { sums, slope: true } => (DType::E5M2, Source::Slope, sums),
         };
         Quantise { of, source, rows: true, columns: true, sums }
     }

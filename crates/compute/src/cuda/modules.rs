@@ -126,7 +126,7 @@ impl Source {
                 };
                 [of(1, 0), of(1, 1), of(2, 0), of(2, 1)].concat()
             }
-            Source::GeluEight => vec![vec![("REAL", 1)]],
+            Source::GeluEight => with(&[1], "SLOPE", &[0, 1]),
             Source::WeightGradient => {
                 let of = |real| {
                     [128, 200].map(|columns| vec![("REAL", real), ("COLUMNS", columns), ("CLUSTER", 2)])

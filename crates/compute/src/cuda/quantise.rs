@@ -159,6 +159,8 @@ impl Numbers<'_> {
             (Source::Gelu, true) => "e5m2_gelu",
             (Source::GeluGrad, false) => "e4m3_gelu_grad",
             (Source::GeluGrad, true) => "e5m2_gelu_grad",
+            (Source::Slope, false) => "e4m3_slope",
+            (Source::Slope, true) => "e5m2_slope",
         };
         let (first, second) = (operands[0], operands.get(1).copied().unwrap_or(NOTHING));
         let Copies { unit, as_it_is, transposed, .. } = copies;
@@ -201,6 +203,7 @@ impl Sampled {
             Source::Stored | Source::Bounded { .. } => "largest_stored",
             Source::Gelu => "largest_gelu",
             Source::GeluGrad => "largest_gelu_grad",
+            Source::Slope => "largest_slope",
         };
         let [(first, stride), (second, second_stride)] = self.operands;
         let partials = builder.scratch(4 * PARTIALS);

@@ -247,6 +247,7 @@ pub fn quantised() -> Vec<Case> {
             (DType::E4M3, Source::Gelu),
             (DType::E5M2, Source::Stored),
             (DType::E5M2, Source::GeluGrad),
+            (DType::E5M2, Source::Slope),
             (DType::E5M2, Source::Bounded { powers: 6 }),
         ] {
             let inputs: Vec<_> = (1..=source.operands() as u32).map(|salt| random(dims, salt)).collect();
@@ -438,16 +439,17 @@ pub fn scaled_products() -> Vec<Case> {
 pub fn gelu_products() -> Vec<Case> {
     let mut cases = Vec::new();
     for (m, n, k) in [(128, 128, 128), (384, 256, 272), (2176, 128, 48), (48, 80, 32)] {
-        for of in [
-            GeluProduct::Forward { bias: false },
-            GeluProduct::Forward { bias: true },
-            GeluProduct::Backward { sums: None },
-            GeluProduct::Backward { sums: Some(true) },
-        ] {
+        let plain = [
+            GeluProduct::Forward { bias: false, slope: false },
+            GeluProduct::Forward { bias: true, slope: false },
+            GeluProduct::Backward { sums: None, slope: false },
+            GeluProduct::Backward { sums: Some(true), slope: false },
+        ];
+        for of in plain.into_iter().chain(plain.map(GeluProduct::with_slope)) {
             let left = factor(&[m, k], of.quantise().of, 1);
             let mut inputs = vec![left, unit(-4), factor(&[n, k], DType::E4M3, 2), unit(-5)];
             match of {
-                GeluProduct::Forward { bias } => inputs.extend(bias.then(|| random(&[n], 3))),
+                GeluProduct::Forward { bias, .. } => inputs.extend(bias.then(|| random(&[n], 3))),
                 GeluProduct::Backward { .. } => inputs.push(map(random(&[m, n], 4), |x| 2.0 * x)),
             }
             let h = TensorType::new(&[m, n], DType::F32);

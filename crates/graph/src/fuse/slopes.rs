@@ -3,28 +3,46 @@
 //! The gradient wants nothing else of the argument, and its product then ends in one multiplication where it ended in exponentials. The
 //! product forward has them at hand.
 
-use ironmill_compute::{DType, Kernel};
+use ironmill_compute::{DType, GeluProduct, Kernel};
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 
 /// Changes every product with GELU of such a type whose argument nobody but one gradient reads, and that gradient.
 pub(crate) fn keep(graph: &mut Graph, suits: impl Fn(DType) -> bool) {
     let readers = graph.readers();
-    for forward in 0..graph.nodes.len() {
-        let Kernel::LinearGelu { slope: false, .. } = graph.nodes[forward].kernel else { continue };
-        let h = graph.nodes[forward].outputs[0];
-        let &[backward] = &readers[h.0][..] else { continue };
-        let is_argument = graph.nodes[backward].inputs.iter().position(|&input| input == h) == Some(2);
-        if !is_argument || graph.kept.contains(&h) || !suits(graph.info(h).of.dtype) {
-            continue;
+    for index in 0..graph.nodes.len() {
+        let forward = &graph.nodes[index];
+        let (Some(with_slope), &h) = (kept_by(forward), &forward.outputs[0]) else { continue };
+        let &[reader] = &readers[h.0][..] else { continue };
+        let backward = &graph.nodes[reader];
+        let is_argument = backward.inputs.iter().filter(|&&input| input == h).count() == 1
+            && backward.inputs.last() == Some(&h)
+            && !graph.kept.contains(&h);
+        let Some(of_slope) = read_by(backward) else { continue };
+        if is_argument && suits(graph.info(h).of.dtype) {
+            graph.nodes[index].kernel = with_slope;
+            graph.nodes[reader].kernel = of_slope;
         }
-        if let Kernel::LinearGradGelu { slope, .. } | Kernel::LinearGradGelus { slope, .. } =
-            &mut graph.nodes[backward].kernel
-        {
-            *slope = true;
-            if let Kernel::LinearGelu { slope, .. } = &mut graph.nodes[forward].kernel {
-                *slope = true;
-            }
+    }
+}
+
+/// What a product with GELU, which writes its argument first, becomes.
+fn kept_by(node: &Node) -> Option<Kernel> {
+    match node.kernel {
+        Kernel::LinearGelu { bias, products, .. } => Some(Kernel::LinearGelu { bias, products, slope: true }),
+        Kernel::GeluProduct(of @ GeluProduct::Forward { .. }) => Some(Kernel::GeluProduct(of.with_slope())),
+        _ => None,
+    }
+}
+
+/// What its gradient, which reads the argument last, becomes.
+fn read_by(node: &Node) -> Option<Kernel> {
+    match node.kernel {
+        Kernel::LinearGradGelu { products, .. } => Some(Kernel::LinearGradGelu { products, slope: true }),
+        Kernel::LinearGradGelus { products, add, .. } => {
+            Some(Kernel::LinearGradGelus { products, slope: true, add })
         }
+        Kernel::GeluProduct(of @ GeluProduct::Backward { .. }) => Some(Kernel::GeluProduct(of.with_slope())),
+        _ => None,
     }
 }

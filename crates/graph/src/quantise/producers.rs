@@ -134,8 +134,10 @@ fn quantise_in_product(graph: &mut Graph, at: &Quantised) -> bool {
     let Kernel::ScaledProduct { bias, add: false } = graph.nodes[at.producer].kernel else { return false };
     let product = match at.of.source {
         // The product moves to where it is quantised, so nobody may read it before.
-        Source::Gelu if at.readers.iter().all(|&reader| reader >= at.by) => GeluProduct::Forward { bias },
-        Source::GeluGrad if !bias && at.is_all => GeluProduct::Backward { sums: at.of.sums },
+        Source::Gelu if at.readers.iter().all(|&reader| reader >= at.by) => {
+            GeluProduct::Forward { bias, slope: false }
+        }
+        Source::GeluGrad if !bias && at.is_all => GeluProduct::Backward { sums: at.of.sums, slope: false },
         _ => return false,
     };
     let mut inputs = graph.nodes[at.producer].inputs.clone();

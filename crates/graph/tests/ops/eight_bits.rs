@@ -34,6 +34,20 @@ fn exactly_computed_they_change_nothing() {
 }
 
 #[test]
+fn slopes_take_the_place_of_arguments_where_a_device_wants_them() {
+    let model = Model::new(SIZE);
+    let device = || Box::new(Reference::exact().with_slopes());
+    let mut trial = Trial::new(&model, device(), &Passes::NONE);
+    let program = trial.compile(model.micro(2, false), &EIGHT);
+    let kept = |kernel: &&Kernel| matches!(kernel, Kernel::GeluProduct(of) if of.has_slope());
+    assert_eq!(trial.runtime.kernels(program.id).filter(kept).count(), 2 * 2);
+    let plain = train(&model, exact(), &Passes::NONE);
+    let eight = train(&model, device(), &EIGHT);
+    assert_close("losses", &eight.losses, &plain.losses, 1e-12);
+    assert_close("gradients", &eight.gradients, &plain.gradients, 1e-12);
+}
+
+#[test]
 fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_way() {
     let model = Model::new(SIZE);
     let mut trial = Trial::new(&model, exact(), &Passes::NONE);
@@ -52,7 +66,10 @@ fn every_tensor_is_quantised_once_and_what_only_goes_there_is_computed_on_the_wa
     assert_eq!(count(&|kernel| matches!(kernel, Kernel::QuantisedNormGrads(_))), 3);
     assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(_))), 2 * (4 * 2 - 4) - 3);
     assert_eq!(count(&|kernel| matches!(kernel, Kernel::Quantise(of) if of.source != Source::Stored)), 0);
-    for of in [GeluProduct::Forward { bias: true }, GeluProduct::Backward { sums: Some(false) }] {
+    for of in [
+        GeluProduct::Forward { bias: true, slope: false },
+        GeluProduct::Backward { sums: Some(false), slope: false },
+    ] {
         assert_eq!(count(&|kernel| *kernel == Kernel::GeluProduct(of)), 2, "{of:?}");
     }
     // Gradients of biases are sums over what is quantised, or over what the gradient of a norm writes: all norms but the first, which

@@ -14,6 +14,11 @@
 #include "prelude.cuh"
 #include "eight_bits.cuh"
 #include "gelu.cuh"
+
+// With SLOPE, what is kept of h is GELU'(h).
+#ifndef SLOPE
+#define SLOPE 0
+#endif
 #include "turns.cuh"
 
 #if REAL == 1 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -223,13 +228,13 @@ __device__ __forceinline__ float4 added_sums(u32 kept, float unit) {
 // What numbers are multiplied with: the units of both factors and, in a gradient, the power of two of the results, which changes no
 // bit when the product is rounded to 16. `unit` is that of the results.
 struct Units {
-    float product, unit;
+    float product, unit, scale;
 };
 
 template <bool BACKWARD>
 __device__ __forceinline__ Units units_of(const float* left, const float* right, const u32* partials) {
     float scale = scale_from<PARTIALS>(partials, SAMPLED_TOP<BACKWARD>);
-    return {*left * *right * (BACKWARD ? scale : 1.0f), 1.0f / scale};
+    return {*left * *right * (BACKWARD ? scale : 1.0f), 1.0f / scale, scale};
 }
 
 // Half of a tile's columns: h to a sheet, and the bytes of GELU(h).
@@ -248,13 +253,25 @@ __device__ __forceinline__ void forward_half(Bytes& bytes, const float* sums, u3
             const float* x = sums + p * 8 + r * 2;
             u32 low = pack(fmaf(x[0], units.product, added[0]), fmaf(x[1], units.product, added[1]));
             u32 high = pack(fmaf(x[4], units.product, added[2]), fmaf(x[5], units.product, added[3]));
-            store_pair(four_at(sheet, own, p, r), low, high);
             float y[4];
             widen_pair(low, y, real());
             widen_pair(high, y + 2, real());
-            // In units: the sigmoid is one over as many of them.
+            if constexpr (SLOPE) {
+                float slopes[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) y[i] *= reciprocal(fmaf(units.unit, gelu_decay(y[i]), units.unit));
+                for (int i = 0; i < 4; i++) {
+                    float of;
+                    gelu_and_slope(y[i], of, slopes[i]);
+                    y[i] = of * units.scale;
+                }
+                low = pack(slopes[0], slopes[1]);
+                high = pack(slopes[2], slopes[3]);
+            } else {
+                // In units: the sigmoid is one over as many of them.
+#pragma unroll
+                for (int i = 0; i < 4; i++) y[i] *= reciprocal(fmaf(units.unit, gelu_decay(y[i]), units.unit));
+            }
+            store_pair(four_at(sheet, own, p, r), low, high);
             bytes[p][r] = four_bytes<false>(y);
         }
     }
@@ -288,13 +305,13 @@ __device__ __forceinline__ void backward_half(HalfSums& half_sums, const float* 
             const float* x = sums + p * 8 + r * 2;
             uint2 pairs = load_pair(four_at(sheet, own, p, r));
             float h[4], d[4];
-            widen_pair(pair_near_zero(pairs.x), h, real());
-            widen_pair(pair_near_zero(pairs.y), h + 2, real());
+            widen_pair(SLOPE ? pairs.x : pair_near_zero(pairs.x), h, real());
+            widen_pair(SLOPE ? pairs.y : pair_near_zero(pairs.y), h + 2, real());
             widen_pair(pack(x[0] * units.product, x[1] * units.product), d, real());
             widen_pair(pack(x[4] * units.product, x[5] * units.product), d + 2, real());
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                d[i] *= gelu_slope_near(h[i]);
+                d[i] *= SLOPE ? h[i] : gelu_slope_near(h[i]);
                 totals[p * 4 + i] = r == 0 ? d[i] : totals[p * 4 + i] + d[i];
             }
             bytes[p][r] = four_bytes<true>(d);

@@ -14,10 +14,12 @@ constexpr u32 THREADS = 512, TILE = 128, EACH = 8;
 // Like PARTIALS for each of many matrices: a lane reads one.
 constexpr u32 WEIGHT_PARTIALS = 32;
 
-enum Source { STORED, GELU, GELU_GRAD };
+enum Source { STORED, GELU, GELU_GRAD, SLOPE };
+// Whether it is computed from two tensors.
+template <Source SOURCE> constexpr bool IS_PAIR = SOURCE == GELU_GRAD || SOURCE == SLOPE;
 
 // Rows of a thread: more of them keep more on the way where much is calculated. Launchers know how many threads that makes.
-template <Source SOURCE> constexpr int ROWS_EACH = SOURCE == GELU || SOURCE == GELU_GRAD ? 8 : 4;
+template <Source SOURCE> constexpr int ROWS_EACH = SOURCE == STORED ? 4 : 8;
 template <Source SOURCE> constexpr u32 TILE_THREADS = 16 * TILE / ROWS_EACH<SOURCE>;
 // Blocks of a multiprocessor: as many as registers allow.
 template <Source SOURCE> constexpr int BLOCKS = SOURCE == GELU ? 4 : 3;
@@ -40,7 +42,7 @@ template <Source SOURCE> struct Numbers {
     Eight first, second;
     __device__ __forceinline__ void load(const real* from, const real* other) {
         first.load(from);
-        if constexpr (SOURCE == GELU_GRAD) second.load(other);
+        if constexpr (IS_PAIR<SOURCE>) second.load(other);
     }
     __device__ __forceinline__ void get(float (&x)[EACH]) const {
         first.get(x);
@@ -48,11 +50,11 @@ template <Source SOURCE> struct Numbers {
 #pragma unroll
             for (int e = 0; e < EACH; e++) x[e] = gelu_of(x[e]);
         }
-        if constexpr (SOURCE == GELU_GRAD) {
+        if constexpr (IS_PAIR<SOURCE>) {
             float d[EACH];
             second.get(d);
 #pragma unroll
-            for (int e = 0; e < EACH; e++) x[e] = d[e] * gelu_slope(x[e]);
+            for (int e = 0; e < EACH; e++) x[e] = d[e] * (SOURCE == SLOPE ? x[e] : gelu_slope(x[e]));
         }
     }
 };
@@ -181,6 +183,7 @@ __device__ __forceinline__ void quantise(const real* first, const real* second, 
 KERNELS(stored, STORED)
 KERNELS(gelu, GELU)
 KERNELS(gelu_grad, GELU_GRAD)
+KERNELS(slope, SLOPE)
 
 // Stored numbers whose unit follows from the largest of others, which comes below what the caller says.
 extern "C" __global__ void __launch_bounds__(TILE_THREADS<STORED>)

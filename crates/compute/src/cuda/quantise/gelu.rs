@@ -24,10 +24,11 @@ pub(super) fn add(builder: &mut Builder<'_>, of: GeluProduct, views: [&[View]; 2
     let [rows, columns, depth] = [shapes[0].rows(), shapes[1].rows(), shapes[0].columns()];
     let kind = match of {
         GeluProduct::Forward { .. } => "",
-        GeluProduct::Backward { sums: None } => "_gradient",
-        GeluProduct::Backward { sums: Some(_) } => "_gradient_sums",
+        GeluProduct::Backward { sums: None, .. } => "_gradient",
+        GeluProduct::Backward { sums: Some(_), .. } => "_gradient_sums",
     };
-    let key = format!("quantised_gelu{kind}{} {rows}x{columns}x{depth}", inputs.len());
+    let kept = if of.has_slope() { "_slope" } else { "" };
+    let key = format!("quantised_gelu{kind}{kept}{} {rows}x{columns}x{depth}", inputs.len());
     let is_worth_timing = rows as f64 * columns as f64 * depth as f64 >= WORTH_TIMING;
     let at_once: &Fill<'_> = &|builder, inputs, outputs| at_once(builder, of, inputs, outputs);
     let apart: &Fill<'_> = &|builder, inputs, outputs| apart(builder, of, inputs, outputs);
@@ -37,13 +38,16 @@ pub(super) fn add(builder: &mut Builder<'_>, of: GeluProduct, views: [&[View]; 2
 /// The library's product, then quantising.
 fn apart(builder: &mut Builder<'_>, of: GeluProduct, inputs: &[View], outputs: &[View]) -> Result<bool> {
     match of {
-        GeluProduct::Forward { bias } => {
+        GeluProduct::Forward { bias, slope } => {
             let product = scaled_product(builder, inputs, &outputs[0], bias, false);
             if !builder.product(product)? {
                 return Ok(false);
             }
             let h = [(builder.pointer(&outputs[0]), outputs[0].of.shape.columns())];
             quantise(builder, &of.quantise(), (&h, outputs[0].of), &outputs[1..])?;
+            if slope {
+                rows::gelu_slope(builder, &outputs[0])?;
+            }
         }
         GeluProduct::Backward { .. } => {
             let ([d_y, w], h) = (factors(builder, inputs), &inputs[4]);
@@ -77,17 +81,17 @@ fn at_once(builder: &mut Builder<'_>, of: GeluProduct, inputs: &[View], outputs:
     let Some(partials) = sampled_largest(builder, of, [a, b], inputs)? else { return Ok(false) };
     let (unit, results) = (builder.pointer(&copies[0]), [h, &copies[1], &copies[2]]);
     match of {
-        GeluProduct::Forward { bias } => {
+        GeluProduct::Forward { bias, .. } => {
             let bias = if bias { builder.pointer(&inputs[4]) } else { NOTHING };
-            multiply(builder, "product_gelu_bytes", [a, b], results, [bias, partials, unit])?;
+            multiply(builder, of, [a, b], results, [bias, partials, unit])?;
         }
-        GeluProduct::Backward { sums: None } => {
-            multiply(builder, "product_gelu_slope_bytes", [a, b], results, [partials, unit, NOTHING])?;
+        GeluProduct::Backward { sums: None, .. } => {
+            multiply(builder, of, [a, b], results, [partials, unit, NOTHING])?;
         }
-        GeluProduct::Backward { sums: Some(adds) } => {
+        GeluProduct::Backward { sums: Some(adds), .. } => {
             let chunks = a.rows / FactorBoxes::ROWS;
             let sums = builder.scratch(chunks * b.rows * size_of::<f32>());
-            multiply(builder, "product_gelu_slope_bytes", [a, b], results, [partials, unit, sums])?;
+            multiply(builder, of, [a, b], results, [partials, unit, sums])?;
             rows::finish_columns(builder, h.of.dtype, sums, &copies[3..], [chunks, b.rows], adds)?;
         }
     }
@@ -97,7 +101,7 @@ fn at_once(builder: &mut Builder<'_>, of: GeluProduct, inputs: &[View], outputs:
 /// Adds a kernel of `gelu_eight.cu`: h and the copies are the results, and three arguments are its own.
 fn multiply(
     builder: &mut Builder<'_>,
-    name: &'static str,
+    of: GeluProduct,
     [a, b]: [Rows; 2],
     results: [&View; 3],
     own: [Arg; 3],
@@ -119,7 +123,12 @@ fn multiply(
     let sizes = [a.rows, b.rows, a.columns].map(Arg::from);
     let arguments = [&[a.unit, b.unit], &own[..], &sizes].concat();
     let grid = grid(builder, a.rows / FactorBoxes::ROWS * (b.rows / COLUMNS));
-    builder.kernel(File::GeluEight, name, DType::BF16, &[], grid, &arguments)?;
+    let name = match of {
+        GeluProduct::Forward { .. } => "product_gelu_bytes",
+        GeluProduct::Backward { .. } => "product_gelu_slope_bytes",
+    };
+    let settings = [("SLOPE", usize::from(of.has_slope()))];
+    builder.kernel(File::GeluEight, name, DType::BF16, &settings, grid, &arguments)?;
     builder.start_early(1);
     Ok(())
 }
