@@ -377,7 +377,19 @@ fn in_two_launches(cuda: &mut Cuda, case: &Case) -> Vec<Vec<f64>> {
     let inputs = if is_forward { vec![numbers] } else { vec![h, numbers] };
     let quantise = Case { kernel: Kernel::Quantise(of.quantise()), inputs, outputs, terms: case.terms };
     let copies = run(cuda, &quantise).expect("a kernel quantises");
-    if is_forward { [vec![product], copies].concat() } else { copies }
+    if !is_forward {
+        return copies;
+    }
+    let kept = if of.has_slope() { slopes(cuda, &quantise.inputs[0]) } else { product };
+    [vec![kept], copies].concat()
+}
+
+/// GELU's slopes at such arguments: its gradients where those of the results are ones.
+fn slopes(cuda: &mut Cuda, h: &Tensor) -> Vec<f64> {
+    let ones = Tensor { of: h.of, data: Data::Real(vec![1.0; h.of.shape.elements()]) };
+    let inputs = vec![h.clone(), ones];
+    let case = Case { kernel: Kernel::Op(Op::GeluGrad), inputs, outputs: vec![h.clone()], terms: 1 };
+    run(cuda, &case).expect("a kernel takes slopes").remove(0)
 }
 
 /// Bytes may be one step away, in one of so many numbers.

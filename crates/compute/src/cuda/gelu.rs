@@ -62,7 +62,9 @@ pub(super) fn forward(
     let Some(real) = suitable(builder, inputs.iter().chain(outputs)) else { return Ok(false) };
     let ([x, w], [h, y]) = ([&inputs[0], &inputs[1]], [&outputs[0], &outputs[1]]);
     let (rows, columns, depth) = (x.of.shape.rows(), w.of.shape.rows(), w.of.shape.columns());
-    let maps = [(x, Tiles::ROWS), (w, tiles.columns / tiles.cluster), (h, Tiles::ROWS), (y, Tiles::ROWS)]
+    // Results leave half a tile at a time.
+    let stored = Tiles::ROWS / 2;
+    let maps = [(x, Tiles::ROWS), (w, tiles.columns / tiles.cluster), (h, stored), (y, stored)]
         .map(|(view, box_rows)| boxes(builder, view, box_rows));
     let bias = inputs.get(2).map_or(Arg::Pointer(0), |bias| builder.pointer(bias));
     let grid = tiles.grid(builder, [rows, columns], 2);

@@ -478,9 +478,9 @@ pub fn products_of_rows(m: usize) -> Vec<Case> {
 
 /// Products with GELU and its slope that are large enough for a card to time the ways there are.
 pub fn gelus_worth_timing() -> Vec<Case> {
-    // Neither rows nor columns are whole tiles.
-    let ((m, n, k), products) = ((328, 1000, 520), DType::F32);
-    let of = |slope: bool| {
+    let products = DType::F32;
+    // Neither rows nor columns are whole tiles; in the second, every block has several of them.
+    let of = |(m, n, k): (usize, usize, usize), slope: bool| {
         let inputs = vec![random(&[m, k], 1), random(&[n, k], 2), random(&[n], 3)];
         let kernel = Kernel::LinearGelu { bias: true, products, slope };
         let forward = Case { kernel, inputs, outputs: vec![random(&[m, n], 4); 2], terms: k };
@@ -491,7 +491,8 @@ pub fn gelus_worth_timing() -> Vec<Case> {
         outputs.push(random(&[n], 9));
         [forward, backward, Case { kernel, inputs, outputs, terms: k + m }]
     };
-    [of(false), of(true)].concat()
+    let [few, many] = [(328, 1000, 520), (3000, 2200, 136)];
+    [of(few, false), of(few, true), of(many, false), of(many, true)].concat()
 }
 
 /// Gradients of weights whose tiles fill a card, though they are not whole and neither are the rows: one that is written, and one with rows

@@ -38,15 +38,14 @@ __device__ __forceinline__ float gelu_slope_near(float x) {
     return sigmoid + sigmoid * (rise - sigmoid * rise);
 }
 __device__ __forceinline__ float gelu_slope(float x) { return gelu_slope_near(near_zero(x)); }
-// Both at once. Beyond ±10 the slope is 0 or 1 whatever the square is.
+// Both at once. The slope is no number beyond ±1e19, where x² overflows, as it does in norms.
 __device__ __forceinline__ void gelu_and_slope(float x, float& y, float& slope) {
     constexpr float LINEAR = -2.0f * GELU_SCALE * 1.4426950408889634f, CUBE = LINEAR * GELU_CUBE;
     constexpr float CONSTANT = 2.0f * GELU_SCALE, SQUARE = 3.0f * CONSTANT * GELU_CUBE;
-    const float square = fminf(x * x, 100.0f);
+    const float square = x * x;
     const float sigmoid = reciprocal(1.0f + power_of_two(x * (LINEAR + CUBE * square)));
-    const float rise = x * (CONSTANT + SQUARE * square);
     y = x * sigmoid;
-    slope = sigmoid + sigmoid * (rise - sigmoid * rise);
+    slope = sigmoid + (y - y * sigmoid) * (CONSTANT + SQUARE * square);
 }
 
 // Two elements between −10 and 10, beyond which GELU's slope is 0 or 1.

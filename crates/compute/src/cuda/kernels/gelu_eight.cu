@@ -240,14 +240,16 @@ __device__ __forceinline__ Units units_of(const float* left, const float* right,
 // Half of a tile's columns: h to a sheet, and the bytes of GELU(h).
 __device__ __forceinline__ void forward_half(Bytes& bytes, const float* sums, u32 sheet, const Own& own,
                                              const Units& units, const real* bias) {
+    uint2 biases[PIECES] = {};
+    if (bias) {
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) biases[p] = *reinterpret_cast<const uint2*>(bias + p * 16 + own.lane % 4 * 4);
+    }
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
-        float added[4] = {};
-        if (bias) {
-            uint2 pairs = *reinterpret_cast<const uint2*>(bias + p * 16 + own.lane % 4 * 4);
-            widen_pair(pairs.x, added, real());
-            widen_pair(pairs.y, added + 2, real());
-        }
+        float added[4];
+        widen_pair(biases[p].x, added, real());
+        widen_pair(biases[p].y, added + 2, real());
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float* x = sums + p * 8 + r * 2;
@@ -435,8 +437,8 @@ __device__ __forceinline__ void multiply_all(const Plan& plan, const Stages& rin
     };
     if (team == 1) turn_give<TEAM_THREADS>(0);
     u32 tiles = plan.tiles();
-    Sums sums;
     for (u32 tile = team; tile < tiles; tile += TEAMS) {
+        Sums sums;
         auto multiply = [&](u32 stage, bool begins) {
             multiply_stage<BACKWARD>(sums, stages + stage * STAGE_BYTES, own.half, begins);
         };

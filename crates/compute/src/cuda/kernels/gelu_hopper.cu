@@ -24,6 +24,7 @@
 constexpr int DEPTH = 64;
 constexpr int SHEETS = COLUMNS / 64;
 constexpr int LEFT_BYTES = ROWS * DEPTH * 2, RIGHT_BYTES = COLUMNS * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+constexpr int HALF_BYTES = SHEET_BYTES / 2;
 constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * GROUP_THREADS;
 // Sheets by which a warpgroup exchanges results with the copy engine: one of h and one of y, or all of h at once.
 template <bool BACKWARD> constexpr int KEPT_SHEETS = BACKWARD ? SHEETS : 2;
@@ -111,21 +112,20 @@ __device__ __forceinline__ void load_bias(u32 (&added)[8], const real* bias, u32
     }
 }
 
-// h and y of a tile, a sheet after the other, each by way of one sheet in shared memory.
-__device__ __forceinline__ void finish_forward(const Sums& sums, u32 kept, const TensorMap* h_map,
+// h and y of a tile, 64 rows of a sheet at a time, each by way of half a sheet in shared memory: while the copy engine reads
+// one half, the other is written. `added` is the bias of the first sheet.
+__device__ __forceinline__ void finish_forward(const Sums& sums, u32 (&added)[8], u32 kept, const TensorMap* h_map,
                                                const TensorMap* y_map, const real* bias, u32 row, u32 column,
                                                u32 columns, int group) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS;
     bool is_first = threadIdx.x % GROUP_THREADS == 0;
 #pragma unroll
     for (int sheet = 0; sheet < SHEETS; sheet++) {
-        u32 added[8];
-        load_bias(added, bias, column + sheet * 64, columns);
-        if (is_first) stores_wait();
-        group_wait(group);
+        u32 next[8];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            u32 rows = kept + (half * 64 + warp * 16) * SHEET_ROW_BYTES;
+            if (half == 1 && sheet + 1 < SHEETS) load_bias(next, bias, column + (sheet + 1) * 64, columns);
+            u32 from = kept + half * HALF_BYTES, rows = from + warp * 16 * SHEET_ROW_BYTES;
 #pragma unroll
             for (int n = 0; n < 8; n += 2) {
                 u32 h[4], y[4];
@@ -150,14 +150,18 @@ __device__ __forceinline__ void finish_forward(const Sums& sums, u32 kept, const
                 store_matrices(to, h);
                 store_matrices(to + SHEET_BYTES, y);
             }
+            writes_for_copies();
+            // What was stored from the other half has been read when all meet.
+            if (is_first) stores_wait();
+            group_wait(group);
+            if (is_first) {
+                store_box(h_map, from, column + sheet * 64, row + half * 64);
+                store_box(y_map, from + SHEET_BYTES, column + sheet * 64, row + half * 64);
+                stores_commit();
+            }
         }
-        writes_for_copies();
-        group_wait(group);
-        if (is_first) {
-            store_box(h_map, kept, column + sheet * 64, row);
-            store_box(y_map, kept + SHEET_BYTES, column + sheet * 64, row);
-            stores_commit();
-        }
+#pragma unroll
+        for (int n = 0; n < 8 && sheet + 1 < SHEETS; n++) added[n] = next[n];
     }
 }
 
@@ -280,8 +284,11 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
         };
         if (BACKWARD && is_first && (u32)group < tiles) fetch_h(group);
         if (group == 1) turn_give<GROUP_THREADS>(0);
-        Sums sums;
         for (u32 tile = group; tile < tiles; tile += CONSUMERS) {
+            Sums sums;
+            u32 row, column, added[8];
+            plan.place(tile, row, column);
+            if constexpr (!BACKWARD) load_bias(added, bias, column, columns);
             auto multiply = [&](u32 stage, bool begins) {
                 multiply_stage<BACKWARD>(sums, stages + stage * STAGE_BYTES, begins);
             };
@@ -289,8 +296,6 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
             pin(sums[0]);
             pin(sums[1]);
             release(last);
-            u32 row, column;
-            plan.place(tile, row, column);
             if constexpr (BACKWARD) {
                 barrier_wait(ring.kept(group), tile / CONSUMERS % 2);
                 finish_backward(sums, kept, out_map, column_sums, row, column, rows, columns, group);
@@ -299,7 +304,7 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
                     if (tile + CONSUMERS < tiles) fetch_h(tile + CONSUMERS);
                 }
             } else {
-                finish_forward(sums, kept, h_map, out_map, bias, row, column, columns, group);
+                finish_forward(sums, added, kept, h_map, out_map, bias, row, column, columns, group);
             }
         }
         if (is_first) stores_wait();

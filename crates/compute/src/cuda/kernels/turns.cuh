@@ -133,25 +133,31 @@ template <int STAGES> struct Place {
 
 // The products of a tile, by those whose turn it is: `multiply` begins those of a stage, the first of which begin the sums, and
 // `release` says that a stage has been read. All have ended then; the last stage, which is given back, is still to be released.
+//
+// The first stage stands before the loop, so that the compiler sees sums begin there: registers of sums that have been used are
+// free for what follows them, where otherwise all of them would be kept for the next tile.
 template <int THREADS, int STAGES, typename Barriers, typename Multiply, typename Release>
 __device__ __forceinline__ u32 multiply_in_turn(const Barriers& ring, int turn, u32 tile, u32 tiles, u32 steps,
                                                 Multiply multiply, Release release) {
     Place<STAGES> at(tile * steps);
-    turn_wait<THREADS>(turn);
-    u32 before = 0;
-    for (u32 step = 0; step < steps; step++) {
+    auto begin = [&](u32 step, bool begins) {
         barrier_wait(ring.full(at.stage), at.round % 2);
         products_begin();
-        multiply(at.stage, step == 0);
+        multiply(at.stage, begins);
         products_commit();
         if (step + 1 == steps && tile + 1 < tiles) turn_give<THREADS>(1 - turn);
-        products_wait<1>();
-        if (step > 0) release(before);
-        before = at.stage;
+    };
+    turn_wait<THREADS>(turn);
+    begin(0, true);
+    for (u32 step = 1; step < steps; step++) {
+        u32 before = at.stage;
         at.next();
+        begin(step, false);
+        products_wait<1>();
+        release(before);
     }
     products_wait<0>();
-    return before;
+    return at.stage;
 }
 
 #endif
