@@ -19,7 +19,7 @@ constexpr u32 MOST_FEW = 512;
 // Packs of a thread that are on their way at a time: all of them for a vocabulary of 65,536 halves.
 constexpr u32 AHEAD = 8;
 // Lanes that look at one of the few together.
-constexpr u32 TEAM = 16;
+constexpr u32 TEAM = 4;
 // Steps below the highest key in which the k-th is looked for first, and bits of a step.
 constexpr u32 STEPS = 512, STEP_BITS = 16;
 // Minus infinity in every element of a word.
@@ -78,17 +78,35 @@ struct Packs {
     __device__ __forceinline__ bool is_whole(u32 pack, u32 vocabulary) const {
         return pack * WIDTH >= lead && (pack + 1) * WIDTH <= lead + vocabulary;
     }
-    // A pack that is not whole: what is not of the row is minus infinity.
-    __device__ __forceinline__ uint4 load_part(u32 pack, u32 vocabulary) const {
-        const u32 first = pack * WIDTH;
-        union { u32 words[4]; uint4 raw; real elements[WIDTH]; } both;
-#pragma unroll
-        for (int word = 0; word < 4; word++) both.words[word] = NOTHING;
+    // A pack that is not whole: what is not of the row becomes minus infinity.
+    __device__ __forceinline__ uint4 clip(uint4 raw, u32 pack, u32 vocabulary) const {
+        union { uint4 raw; real elements[WIDTH]; } both, nothing;
+        both.raw = raw;
+        nothing.raw = make_uint4(NOTHING, NOTHING, NOTHING, NOTHING);
 #pragma unroll
         for (int e = 0; e < WIDTH; e++) {
-            if (first + e - lead < vocabulary) both.elements[e] = reinterpret_cast<const real*>(at)[first + e];
+            if (pack * WIDTH + e - lead >= vocabulary) both.elements[e] = nothing.elements[e];
         }
         return both.raw;
+    }
+};
+
+// The packs of a row that are not whole, which may be the first and the last. Memory is given out in multiples of packs, so that each can
+// be asked for as it lies there, together with the others.
+struct Ends {
+    static constexpr u32 NONE = 0xffffffffu;
+    // Those of this thread, and what lies there.
+    u32 packs[2];
+    uint4 raw[2];
+    __device__ __forceinline__ Ends(const Packs& of, u32 vocabulary) {
+        packs[0] = 0;
+        packs[1] = of.count - 1;
+#pragma unroll
+        for (int end = 0; end < 2; end++) {
+            const bool is_own = packs[end] % THREADS == threadIdx.x && !of.is_whole(packs[end], vocabulary);
+            if (!is_own || (end == 1 && of.count == 1)) packs[end] = NONE;
+            else raw[end] = of.at[packs[end]];
+        }
     }
 };
 
@@ -142,17 +160,25 @@ __device__ __forceinline__ u32 threshold(u64 goal, u64* shared, Amount amount) {
     return key;
 }
 
-// Ids that may be drawn, in any order, and their keys.
+// Ids that may be drawn, in any order.
 struct Few {
-    u32 ids[MOST_FEW], keys[MOST_FEW];
-    // How the key of each compares, see `compare`, and what each weighs if it stays.
+    // The key of each, and below it its id with all bits turned over: what comes first is the greatest.
+    u64 both[MOST_FEW];
+    // How each compares, see `compare`.
     u32 places[MOST_FEW];
+    // In the order of ids, and what each weighs if it stays.
+    u32 ids[MOST_FEW];
     u64 masses[MOST_FEW];
     u32 size, ties;
+    double fraction;
     u32 greatest[WARPS];
-    // How many threads' greatest keys lie so many steps below the highest.
-    u32 steps[STEPS];
+    // Threads that have some of them.
+    u16 owners[THREADS];
+    u32 n_owners;
 };
+__device__ __forceinline__ u64 both_of(u32 key, u32 id) { return (u64)key << 32 | ~id; }
+__device__ __forceinline__ u32 key_in(u64 both) { return (u32)(both >> 32); }
+__device__ __forceinline__ u32 id_in(u64 both) { return ~(u32)both; }
 
 // The greatest key of the block, given to every thread.
 __device__ __forceinline__ u32 block_most(u32 key, Few& few) {
@@ -163,54 +189,45 @@ __device__ __forceinline__ u32 block_most(u32 key, Few& few) {
     return __reduce_max_sync(0xffffffffu, few.greatest[threadIdx.x % 32]);
 }
 
-// A key that k of the threads' greatest reach, and few more do. `few.steps` are zero.
-__device__ __forceinline__ u32 near_kth(u32 greatest, u32 highest, u32 k, Few& few) {
-    constexpr u32 EACH = STEPS / 32;
-    const u32 lane = threadIdx.x % 32, step = (highest - greatest) >> STEP_BITS;
-    if (step < STEPS) atomicAdd(&few.steps[step], 1u);
-    __syncthreads();
-    // Every warp counts for itself.
-    u32 counts[EACH], sum = 0;
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) {
-        counts[i] = few.steps[lane * EACH + i];
-        sum += counts[i];
-    }
-    u32 reached = sum;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffffu, reached, distance);
-        if (lane >= distance) reached += other;
-    }
-    const u32 those = __ballot_sync(0xffffffffu, reached >= k);
-    if (those) {
-        u32 below = lane * EACH;
-        reached -= sum;
-#pragma unroll
-        for (u32 i = 0; i < EACH; i++) {
-            reached += counts[i];
-            below += reached < k;
+// A key that k of the threads' greatest reach, and few more do.
+__device__ __forceinline__ u32 near_kth(u32 greatest, u32 highest, int k) {
+    const u32 step = (highest - greatest) >> STEP_BITS;
+    if (__syncthreads_count(step < STEPS) >= k) {
+        // The most steps such that fewer than k are nearer.
+        u32 steps = 0;
+#pragma unroll 1
+        for (u32 more = STEPS / 2; more > 0; more /= 2) {
+            if (__syncthreads_count(step < steps + more) < k) steps += more;
         }
-        const u32 distance = __shfl_sync(0xffffffffu, below, __ffs(those) - 1) << STEP_BITS | ((1u << STEP_BITS) - 1);
+        const u32 distance = steps << STEP_BITS | ((1u << STEP_BITS) - 1);
         return highest > distance ? highest - distance : 0;
     }
     // It is far below: bit by bit.
     u32 key = 0;
     for (int bit = 31; bit >= LOWEST_BIT; bit--) {
         const u32 trial = key | 1u << bit;
-        if (__syncthreads_count(greatest >= trial) >= (int)k) key = trial;
+        if (__syncthreads_count(greatest >= trial) >= k) key = trial;
     }
     return key;
 }
 
 // Gathers the ids of at least a key, or as many of them as there is room for; `first` becomes the least of those with the `highest` key.
-// `few.size` is zero and `first` no less than any id.
+// `few.size` and `few.n_owners` are zero and `first` no less than any id.
 __device__ __forceinline__ void gather(const real* from, const Packs& packs, u32 vocabulary, u32 greatest, u32 lower, u32 highest,
                                        Few& few, u32* first) {
     const u32 lane = threadIdx.x % 32, elements = (packs.count + THREADS - 1) / THREADS * WIDTH;
-    // A warp goes through what those of its threads have whose greatest key is high enough.
-    for (u32 owners = __ballot_sync(0xffffffffu, greatest >= lower); owners; owners &= owners - 1) {
-        const u32 owner = threadIdx.x - lane + __ffs(owners) - 1;
+    // Warps share what those threads have whose greatest key is high enough.
+    const u32 owners = __ballot_sync(0xffffffffu, greatest >= lower);
+    u32 before = 0;
+    if (lane == 0 && owners) before = atomicAdd(&few.n_owners, (u32)__popc(owners));
+    before = __shfl_sync(0xffffffffu, before, 0);
+    if (greatest >= lower) few.owners[before + __popc(owners & ((1u << lane) - 1))] = (u16)threadIdx.x;
+    __syncthreads();
+    const u32 n_owners = few.n_owners;
+#pragma unroll 1
+    for (u32 at = threadIdx.x / 32; at < n_owners; at += WARPS) {
+        const u32 owner = few.owners[at];
+#pragma unroll 2
         for (u32 e = lane; e < elements; e += 32) {
             const u32 id = (owner + e / WIDTH * THREADS) * WIDTH + e % WIDTH - packs.lead;
             if (id >= vocabulary) continue;
@@ -218,10 +235,7 @@ __device__ __forceinline__ void gather(const real* from, const Packs& packs, u32
             if (key < lower) continue;
             if (key == highest) atomicMin(first, id);
             const u32 place = atomicAdd(&few.size, 1u);
-            if (place < MOST_FEW) {
-                few.ids[place] = id;
-                few.keys[place] = key;
-            }
+            if (place < MOST_FEW) few.both[place] = both_of(key, id);
         }
     }
     __syncthreads();
@@ -234,16 +248,17 @@ template <typename T> __device__ __forceinline__ T team_total(T x) {
     return x;
 }
 
-// For each of the few, how many have a greater key, how many the same, and how many of those a lower id: ten bits each.
+// For each of the few, how many come before it, and how many have a lower id: sixteen bits each.
 __device__ __forceinline__ void compare(Few& few, u32 size) {
-    static_assert(MOST_FEW < 1024, "ten bits");
-    for (u32 first = 0; first < size; first += THREADS / TEAM) {
-        const u32 at = first + threadIdx.x / TEAM, key = at < size ? few.keys[at] : 0, id = at < size ? few.ids[at] : 0;
+    const u32 of_warp = threadIdx.x / 32 * (32 / TEAM);
+    for (u32 first = of_warp; first < size; first += THREADS / TEAM) {
+        const u32 at = first + threadIdx.x % 32 / TEAM;
+        const u64 own = few.both[at < size ? at : 0];
         u32 counts = 0;
+#pragma unroll 4
         for (u32 other = threadIdx.x % TEAM; other < size; other += TEAM) {
-            const u32 its = few.keys[other];
-            counts += its > key;
-            if (its == key) counts += few.ids[other] < id ? 1u << 10 | 1u << 20 : 1u << 10;
+            const u64 its = few.both[other];
+            counts += (its > own) + ((u32)its > (u32)own ? 1u << 16 : 0u);
         }
         counts = team_total(counts);
         if (at < size && threadIdx.x % TEAM == 0) few.places[at] = counts;
@@ -251,24 +266,42 @@ __device__ __forceinline__ void compare(Few& few, u32 size) {
     __syncthreads();
 }
 
-// Draws under top-k from those that were gathered; `chosen` stays as it is where rounding leaves none.
+// Draws under top-k from those that were gathered; `chosen` stays as it is where rounding leaves none. `chance` gives the random fraction.
+template <typename Chance>
 __device__ __forceinline__ void draw_of_few(u32 vocabulary, Few& few, u64* shared, u32* chosen, u32 top_k, float top_p, float min_p,
-                                            const Weight& weight, double fraction) {
+                                            const Weight& weight, Chance chance) {
     const u32 size = few.size;
+    // The last warp compares nothing where they are few.
+    if (threadIdx.x == THREADS - 1) few.fraction = chance();
     compare(few, size);
     const bool is_there = threadIdx.x < size;
-    const u32 key = is_there ? few.keys[threadIdx.x] : 0, place = is_there ? few.places[threadIdx.x] : 0;
-    const u32 greater = place & 1023, same = place >> 10 & 1023, rank = place >> 20;
-    const u64 whole = is_there ? weight.whole(of_key(key)) : 0;
-    bool stays = is_there && greater + rank < top_k;
+    u64 own = 0, whole = 0;
+    u32 order = 0;
+    bool stays = false, weighs = false;
+    if (is_there) {
+        own = few.both[threadIdx.x];
+        const u32 place = few.places[threadIdx.x];
+        const float x = of_key(key_in(own));
+        whole = weight.whole(x);
+        weighs = weight.of(x) >= min_p;
+        stays = (place & 0xffffu) < top_k;
+        order = place >> 16;
+    }
     if (top_p > 0.0f && top_p < 1.0f) {
         if (is_there) few.masses[threadIdx.x] = stays ? whole : 0;
         const u64 total = block_total(stays ? whole : 0, shared);
         u64 goal = (u64)((double)top_p * (double)total);
         goal = goal > 0 ? goal : 1;
+        const u32 key = key_in(own);
         u64 above = 0;
+        u32 same = 0, rank = 0;
         if (is_there) {
-            for (u32 other = 0; other < size; other++) above += few.keys[other] > key ? few.masses[other] : 0;
+            for (u32 other = 0; other < size; other++) {
+                const u64 its = few.both[other];
+                above += key_in(its) > key ? few.masses[other] : 0;
+                same += key_in(its) == key;
+                rank += key_in(its) == key && its > own;
+            }
         }
         // The least key of those that reach the goal together is the greatest that reaches it with all that are not below.
         const u32 least = block_most(stays && above + same * whole >= goal ? key : 0, few);
@@ -276,21 +309,29 @@ __device__ __forceinline__ void draw_of_few(u32 vocabulary, Few& few, u64* share
         __syncthreads();
         stays = stays && (key > least || (key == least && rank < few.ties));
     }
-    if (is_there) few.masses[threadIdx.x] = stays && weight.of(of_key(key)) >= min_p ? whole : 0;
+    if (is_there) {
+        few.masses[order] = stays && weighs ? whole : 0;
+        few.ids[order] = id_in(own);
+    }
     __syncthreads();
-    // The one among those in the order of ids whose weight reaches beyond the goal.
-    for (u32 first = 0; first < size; first += THREADS / TEAM) {
-        const u32 at = first + threadIdx.x / TEAM, id = at < size ? few.ids[at] : 0;
-        u64 total = 0, passed = 0;
-        for (u32 other = threadIdx.x % TEAM; other < size; other += TEAM) {
-            const u64 its = few.masses[other];
-            total += its;
-            passed += few.ids[other] < id ? its : 0;
+    // The first in the order of ids with which the weight reaches beyond the goal: each lane of a warp has some of them.
+    if (threadIdx.x < 32) {
+        const u32 each = (size + 31) / 32, first = threadIdx.x * each, end = min(first + each, size);
+        u64 mass = 0;
+        for (u32 at = first; at < end; at++) mass += few.masses[at];
+        u64 reached = mass;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const u64 other = __shfl_up_sync(0xffffffffu, reached, distance);
+            if (threadIdx.x >= distance) reached += other;
         }
-        total = team_total(total);
-        passed = team_total(passed);
-        const u64 goal = (u64)(fraction * (double)total);
-        if (at < size && goal >= passed && goal < passed + few.masses[at]) *chosen = id;
+        const u64 goal = (u64)(few.fraction * (double)__shfl_sync(0xffffffffu, reached, 31));
+        u64 passed = reached - mass;
+        if (goal >= passed && goal < reached) {
+            u32 at = first;
+            for (; goal >= passed + few.masses[at]; at++) passed += few.masses[at];
+            *chosen = few.ids[at];
+        }
     }
     __syncthreads();
 }
@@ -310,15 +351,15 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
     uint4* held = reinterpret_cast<uint4*>(equals + places_of_segments);
     if (threadIdx.x == 0) {
         chosen = vocabulary - 1;
-        few.size = 0;
+        few.size = few.n_owners = 0;
     }
-    if (threadIdx.x < STEPS) few.steps[threadIdx.x] = 0;
     take_turn();
     const real* from = logits + (u64)row * vocabulary;
     const float temperature = limits[3 * row], top_p = limits[3 * row + 1], min_p = limits[3 * row + 2];
     const u32 top_k = keys[4 * row + 3];
     const u32 length = lengths[2 * row], place = lengths[2 * row + 1], position = positions[row], cached = places[2 * row + 1];
     const Packs packs(from, vocabulary);
+    const Ends ends(packs, vocabulary);
     Greatest of_thread;
     for (u32 first = threadIdx.x; first < packs.count; first += THREADS * AHEAD) {
         uint4 ahead[AHEAD];
@@ -335,28 +376,29 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
             if (is_held && pack < packs.count) held[pack] = ahead[a];
         }
     }
-    // The first pack and the last may not be whole.
-#pragma unroll 1
-    for (u32 pack = 0; pack < packs.count; pack += packs.count > 1 ? packs.count - 1 : 1) {
-        if (pack % THREADS != threadIdx.x || packs.is_whole(pack, vocabulary)) continue;
-        const uint4 part = packs.load_part(pack, vocabulary);
+#pragma unroll
+    for (int end = 0; end < 2; end++) {
+        if (ends.packs[end] == Ends::NONE) continue;
+        const uint4 part = packs.clip(ends.raw[end], ends.packs[end], vocabulary);
         of_thread.take(part);
-        if (is_held) held[pack] = part;
+        if (is_held) held[ends.packs[end]] = part;
     }
     if (is_held) from = reinterpret_cast<const real*>(held) + packs.lead;
 
     const u32 greatest = of_thread.get(), highest = block_most(greatest, few);
-    const uint4 random = philox(keys[4 * row], keys[4 * row + 1], make_uint4(length, keys[4 * row + 2], 0, 0));
-    const double fraction = (double)(((u64)random.x << 32 | random.y) >> 11) / 9007199254740992.0;
+    const auto chance = [=] {
+        const uint4 random = philox(keys[4 * row], keys[4 * row + 1], make_uint4(length, keys[4 * row + 2], 0, 0));
+        return (double)(((u64)random.x << 32 | random.y) >> 11) / 9007199254740992.0;
+    };
     const Weight weight = {of_key(highest), temperature > 0.0f ? 1.0f / temperature : 0.0f};
     const bool has_k = top_k > 0 && top_k < vocabulary, has_p = top_p > 0.0f && top_p < 1.0f;
 
     // The likeliest token, and of several the first, is chosen unless another is drawn.
     const bool is_of_few = temperature > 0.0f && has_k && top_k <= THREADS;
-    gather(from, packs, vocabulary, greatest, is_of_few ? near_kth(greatest, highest, top_k, few) : highest, highest, few, &chosen);
+    gather(from, packs, vocabulary, greatest, is_of_few ? near_kth(greatest, highest, (int)top_k) : highest, highest, few, &chosen);
     const u32 likeliest = chosen;
     if (is_of_few && few.size <= MOST_FEW) {
-        draw_of_few(vocabulary, few, shared, &chosen, top_k, top_p, min_p, weight, fraction);
+        draw_of_few(vocabulary, few, shared, &chosen, top_k, top_p, min_p, weight, chance);
     } else if (temperature > 0.0f) {
         u32 least = 0, ties = vocabulary;
         if (has_k) {
@@ -429,7 +471,7 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
         for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) mine += masses[segment];
         const u64 total = block_total(mine, shared);
         u64 passed = block_before(mine, shared);
-        const u64 goal = (u64)(fraction * (double)total);
+        const u64 goal = (u64)(chance() * (double)total);
         __syncthreads();
         // The thread whose segments hold the goal names the one; its warp's lanes are gone through by the first warp.
         if (goal >= passed && goal < passed + mine) {
@@ -530,9 +572,8 @@ log_probabilities(const real* __restrict__ logits, const u32* __restrict__ ids, 
     __shared__ Few few;
     if (threadIdx.x == 0) {
         first = vocabulary;
-        few.size = 0;
+        few.size = few.n_owners = 0;
     }
-    if (threadIdx.x < STEPS) few.steps[threadIdx.x] = 0;
     take_turn();
     const u32 row = blockIdx.x;
     const real* from = logits + (u64)row * vocabulary;
@@ -543,7 +584,7 @@ log_probabilities(const real* __restrict__ logits, const u32* __restrict__ ids, 
     const Packs packs(from, vocabulary);
     Greatest of_thread;
     for (u32 pack = threadIdx.x; pack < packs.count; pack += THREADS) {
-        of_thread.take(packs.is_whole(pack, vocabulary) ? packs.at[pack] : packs.load_part(pack, vocabulary));
+        of_thread.take(packs.is_whole(pack, vocabulary) ? packs.at[pack] : packs.clip(packs.at[pack], pack, vocabulary));
     }
     const u32 greatest = of_thread.get(), highest = block_most(greatest, few);
     const float top = of_key(highest);
@@ -553,15 +594,16 @@ log_probabilities(const real* __restrict__ logits, const u32* __restrict__ ids, 
     if (threadIdx.x == 0) to[0] = (float)((double)to_float(from[ids[row]]) - log_sum_exp);
 
     // As a draw does under top-k.
-    gather(from, packs, vocabulary, greatest, near_kth(greatest, highest, count < THREADS ? count : THREADS, few), highest, few, &first);
+    gather(from, packs, vocabulary, greatest, near_kth(greatest, highest, (int)min(count, THREADS)), highest, few, &first);
     const u32 size = few.size;
     if (size <= MOST_FEW && size >= (count < vocabulary ? count : vocabulary)) {
         compare(few, size);
         if (threadIdx.x < size) {
-            const u32 counts = few.places[threadIdx.x], rank = (counts & 1023) + (counts >> 20);
+            const u64 own = few.both[threadIdx.x];
+            const u32 rank = few.places[threadIdx.x] & 0xffffu;
             if (rank < count) {
-                to_ids[rank] = few.ids[threadIdx.x];
-                to[1 + rank] = (float)((double)of_key(few.keys[threadIdx.x]) - log_sum_exp);
+                to_ids[rank] = id_in(own);
+                to[1 + rank] = (float)((double)of_key(key_in(own)) - log_sum_exp);
             }
         }
     } else {
