@@ -30,7 +30,7 @@ pub(crate) struct Caches {
     flights: Vec<Flight>,
 }
 
-/// The program that reads some positions of some samples and gives the logits behind each sample's last one.
+/// The program that reads some positions of some samples and gives the logits behind each sample's last one, if they are wanted.
 #[derive(Clone, Copy)]
 struct Step {
     rows: usize,
@@ -39,8 +39,8 @@ struct Step {
     ids: Tensor,
     position_ids: Tensor,
     places: Tensor,
-    last: Tensor,
-    logits: Tensor,
+    /// Each sample's last position, and the logits behind it.
+    wanted: Option<[Tensor; 2]>,
 }
 
 /// The program of one step that draws on the device and finds its input where the step before left it.
@@ -238,7 +238,7 @@ impl Caches {
         idle: &[(usize, usize)],
         logits: Option<&mut Vec<f32>>,
     ) -> Result<()> {
-        let step = self.step_program(runtime, model, buffers, [rows, positions])?;
+        let step = self.step_program(runtime, model, buffers, [rows, positions], logits.is_some())?;
         let mut ids = vec![0; rows * positions];
         let mut position_ids = vec![0; rows * positions];
         let mut places = Vec::with_capacity(2 * rows);
@@ -259,11 +259,13 @@ impl Caches {
         runtime.write(step.program, step.ids, HostData::U32(&ids))?;
         runtime.write(step.program, step.position_ids, HostData::U32(&position_ids))?;
         runtime.write(step.program, step.places, HostData::U32(&places))?;
-        runtime.write(step.program, step.last, HostData::U32(&last))?;
+        let (Some(logits), Some([last_of, logits_of])) = (logits, step.wanted) else {
+            return Ok(runtime.run(step.program)?);
+        };
+        runtime.write(step.program, last_of, HostData::U32(&last))?;
         runtime.run(step.program)?;
-        let Some(logits) = logits else { return Ok(()) };
         logits.resize(rows * model.config().vocab_size, 0.0);
-        Ok(runtime.read(step.program, step.logits, logits)?)
+        Ok(runtime.read(step.program, logits_of, logits)?)
     }
 
     /// Lets the device draw `steps` tokens for each of some rows without waiting for any of them, then gives them, with probabilities
@@ -402,9 +404,12 @@ impl Caches {
         model: &Model,
         buffers: Buffers,
         [rows, positions]: [usize; 2],
+        gives_logits: bool,
     ) -> Result<Step> {
-        let known = self.steps.iter().find(|step| (step.rows, step.positions) == (rows, positions));
-        if let Some(step) = known {
+        let is_known = |step: &&Step| {
+            (step.rows, step.positions, step.wanted.is_some()) == (rows, positions, gives_logits)
+        };
+        if let Some(step) = self.steps.iter().find(is_known) {
             return Ok(*step);
         }
         let mut g = Graph::new();
@@ -412,17 +417,22 @@ impl Caches {
         let ids = g.input("ids", &dims, DType::U32);
         let position_ids = g.input("positions", &dims, DType::U32);
         let places = g.input("places", &[rows, 2], DType::U32);
-        let last = g.input("last", &[rows], DType::U32);
         let caches = self.tensors(&mut g);
         let attend = Attend::Cached { caches: &caches, places };
         let tokens = Tokens { ids, positions: position_ids, attend, recompute: false };
         let hidden = model.hidden(&mut g, buffers, tokens)?;
-        // With one position each there is nothing to choose from.
-        let hidden = if positions == 1 { hidden } else { g.embed(hidden, last)? };
-        let logits = model.logits(&mut g, buffers, hidden)?;
-        g.keep(logits);
+        // Where nobody wants logits, all is left out that no cache needs.
+        let mut wanted = None;
+        if gives_logits {
+            let last = g.input("last", &[rows], DType::U32);
+            // With one position each there is nothing to choose from.
+            let hidden = if positions == 1 { hidden } else { g.embed(hidden, last)? };
+            let logits = model.logits(&mut g, buffers, hidden)?;
+            g.keep(logits);
+            wanted = Some([last, logits]);
+        }
         let program = runtime.compile(g, &buffers.passes(&Passes::ALL))?;
-        let step = Step { rows, positions, program, ids, position_ids, places, last, logits };
+        let step = Step { rows, positions, program, ids, position_ids, places, wanted };
         self.steps.push(step);
         Ok(step)
     }
