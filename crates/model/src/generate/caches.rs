@@ -85,6 +85,15 @@ impl Pilot {
     }
 }
 
+/// Steps that a device was given, whose tokens nobody has read.
+pub(crate) struct Airborne {
+    /// The number of the flight.
+    flight: usize,
+    pilots: Vec<Pilot>,
+    /// How many steps.
+    pub steps: usize,
+}
+
 /// What the rows of a flight drew, one row behind the other.
 pub(crate) struct Drawn {
     /// The tokens.
@@ -268,23 +277,23 @@ impl Caches {
         Ok(runtime.read(step.program, logits_of, logits)?)
     }
 
-    /// Lets the device draw `steps` tokens for each of some rows without waiting for any of them, then gives them, with probabilities
-    /// if it `tells` them. `idle` rows fill up the program as in [`Caches::step`].
-    pub fn fly(
+    /// Lets the device draw `steps` tokens for each of some rows without waiting for any of them, with probabilities if it `tells` them.
+    /// `idle` rows fill up the program as in [`Caches::step`].
+    pub fn take_off(
         &mut self,
         (runtime, model, buffers): (&mut Runtime, &Model, Buffers),
         (rows, tells): (usize, bool),
         pilots: Vec<(Pilot, &[u32])>,
         idle: &[(usize, usize)],
         steps: usize,
-    ) -> Result<Drawn> {
+    ) -> Result<Airborne> {
         let padding = idle.iter().map(|&(row, cached)| (Pilot::idle(row, cached), &[][..]));
-        let (mut pilots, texts): (Vec<Pilot>, Vec<&[u32]>) =
-            pilots.into_iter().chain(padding).take(rows).unzip();
+        let (pilots, texts): (Vec<Pilot>, Vec<&[u32]>) = pilots.into_iter().chain(padding).take(rows).unzip();
         self.back(runtime, pilots.iter().map(|pilot| (pilot.row, pilot.cached + steps)))?;
         let adjusts = pilots.iter().any(|pilot| pilot.adjusting.is_some());
         let context = self.context;
-        let flight = self.flight_program((runtime, model, buffers), rows, [adjusts, tells])?;
+        let number = self.flight_program((runtime, model, buffers), rows, [adjusts, tells])?;
+        let flight = &mut self.flights[number];
         if flight.at != pilots {
             if let Some(adjust) = &flight.adjust {
                 let rows: Vec<Option<&Adjusting>> =
@@ -308,8 +317,17 @@ impl Caches {
             runtime.write(flight.program, flight.limits, HostData::F32(&limits))?;
             flight.flown = 0;
         }
+        // Where rows are is known again when somebody has read what they drew.
+        flight.at.clear();
         runtime.run_times(flight.program, steps)?;
-        let mut drawn = vec![0.0; rows * MOST_AHEAD];
+        Ok(Airborne { flight: number, pilots, steps })
+    }
+
+    /// Waits for the tokens of a flight.
+    pub fn land(&mut self, (runtime, model): (&mut Runtime, &Model), airborne: Airborne) -> Result<Drawn> {
+        let Airborne { flight, mut pilots, steps } = airborne;
+        let flight = &mut self.flights[flight];
+        let mut drawn = vec![0.0; flight.rows * MOST_AHEAD];
         runtime.read_state(flight.states[4], 0..drawn.len(), &mut drawn)?;
         let first = flight.flown;
         let tokens: Vec<u32> = drawn
@@ -329,16 +347,17 @@ impl Caches {
         Ok(Drawn { tokens, log_probabilities })
     }
 
+    /// The number of the flight of so many rows.
     fn flight_program(
         &mut self,
         (runtime, model, buffers): (&mut Runtime, &Model, Buffers),
         rows: usize,
         [adjusts, tells]: [bool; 2],
-    ) -> Result<&mut Flight> {
+    ) -> Result<usize> {
         let parts = |flight: &Flight| [flight.adjust.is_some(), flight.telling.is_some()];
         let is_known = |flight: &Flight| flight.rows == rows && parts(flight) == [adjusts, tells];
         if let Some(known) = self.flights.iter().position(is_known) {
-            return Ok(&mut self.flights[known]);
+            return Ok(known);
         }
         let widths = [1, 1, 2, 2, MOST_AHEAD];
         let mut states = Vec::with_capacity(widths.len());
@@ -368,8 +387,7 @@ impl Caches {
         let program = runtime.compile(g, &buffers.passes(&Passes::ALL))?;
         let (at, flown) = (Vec::new(), 0);
         self.flights.push(Flight { rows, program, limits, keys, adjust, telling, states, at, flown });
-        let last = self.flights.len() - 1;
-        Ok(&mut self.flights[last])
+        Ok(self.flights.len() - 1)
     }
 
     /// Copies the beginnings of rows. No row that a move writes is named by another one.

@@ -10,6 +10,7 @@
 
 mod adjusting;
 mod caches;
+mod flying;
 mod telling;
 mod window;
 
@@ -28,7 +29,7 @@ use crate::{
     sampling::{LogProbability, Place, Sampler, Sampling},
 };
 use adjusting::Adjusting;
-use caches::{Drawn, Feed, MOST_AHEAD, Move, Pilot};
+use caches::{Airborne, Feed, MOST_AHEAD, Move, Pilot};
 use telling::MOST_LIKELIEST;
 
 /// Positions that a run of a prefill program takes: powers of two between these.
@@ -43,8 +44,9 @@ pub struct GeneratorOptions {
     pub rows: usize,
     /// The most positions of a row; 0 is the model's context, and so is more than that.
     pub context: usize,
-    /// Tokens that the device draws before the host looks at them; 1 looks at every one, 0 is as suits the device. Requests that
-    /// ask for the probabilities of more than 20 of the likeliest tokens are drawn by the host.
+    /// Tokens that the device draws before the host looks at them; 1 looks at every one, 0 is as suits the device. A device that runs
+    /// ahead draws as many again while those are handed out, unless another request could begin in between. Requests that ask for the
+    /// probabilities of more than 20 of the likeliest tokens are drawn by the host.
     pub ahead: usize,
 }
 
@@ -168,6 +170,8 @@ pub struct Generator<E: BorrowMut<Engine>> {
     ahead: usize,
     waiting: VecDeque<Sample>,
     ready: VecDeque<Token>,
+    /// The rows of a flight whose tokens were not read, and the flight.
+    airborne: Option<(Vec<usize>, Airborne)>,
     sampler: Sampler,
     logits: Vec<f32>,
     submitted: u64,
@@ -300,6 +304,7 @@ impl<E: BorrowMut<Engine>> Generator<E> {
             ahead,
             waiting: VecDeque::new(),
             ready: VecDeque::new(),
+            airborne: None,
             sampler: Sampler::default(),
             logits: Vec::new(),
             submitted: 0,
@@ -374,6 +379,10 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         loop {
             if let Some(token) = self.ready.pop_front() {
                 return Ok(Some(token));
+            }
+            if let Some((chosen, airborne)) = self.airborne.take() {
+                self.land(&chosen, airborne)?;
+                continue;
             }
             self.admit();
             if self.rows.iter().all(|row| row.sample.is_none()) {
@@ -458,8 +467,8 @@ impl<E: BorrowMut<Engine>> Generator<E> {
             let decoding: Vec<usize> =
                 (0..self.rows.len()).filter(|&index| self.rows[index].sample.is_some()).collect();
             return match self.flight_steps(&decoding) {
-                steps if steps > 0 && self.ahead > 1 => self.fly(&decoding, steps),
-                _ => self.run(&decoding, 1),
+                0 => self.run(&decoding, 1),
+                steps => self.take_off(decoding, steps),
             };
         }
         let longest = reading.iter().map(|&index| self.pending(index)).max().unwrap_or(1);
@@ -467,46 +476,6 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         let positions = longest.next_power_of_two().clamp(least, most).min(self.context);
         reading.truncate((CHUNK_TOKENS / positions).max(1));
         self.run(&reading, positions)
-    }
-
-    /// How many tokens of some rows the device may draw on its own: as many as every one of them still has room for.
-    fn flight_steps(&self, rows: &[usize]) -> usize {
-        let room = |index: usize| {
-            let row = &self.rows[index];
-            row.sample.as_ref().map_or(0, |sample| {
-                if sample.suits_a_device() { sample.room().min(self.context - row.cached.len()) } else { 0 }
-            })
-        };
-        rows.iter().map(|&index| room(index)).min().unwrap_or(0).min(self.ahead)
-    }
-
-    /// Lets the device draw some tokens for every row, then takes them one after another. What a row drew behind its end is
-    /// forgotten.
-    fn fly(&mut self, chosen: &[usize], steps: usize) -> Result<()> {
-        let bucket = chosen.len().next_power_of_two().min(self.rows.len());
-        let pilots: Vec<(Pilot, &[u32])> =
-            chosen.iter().filter_map(|&index| self.rows[index].pilot(index)).collect();
-        let asked = |index: usize| self.rows[index].sample.as_ref()?.request.log_probabilities;
-        let asked: Vec<Option<usize>> = chosen.iter().map(|&index| asked(index)).collect();
-        let tells = asked.iter().any(Option::is_some);
-        let idle = self.idle_rows(chosen);
-        let (runtime, model, buffers, caches) = self.engine.borrow_mut().cached();
-        let Drawn { tokens, mut log_probabilities } =
-            caches.fly((runtime, model, buffers), (bucket, tells), pilots, &idle, steps)?;
-        for step in 0..steps {
-            for (at, &index) in chosen.iter().enumerate() {
-                if self.rows[index].sample.is_some() {
-                    let log_probability = asked[at].map(|count| {
-                        let mut of = std::mem::take(&mut log_probabilities[at * steps + step]);
-                        of.likeliest.truncate(count);
-                        of
-                    });
-                    self.take_in(index, 1);
-                    self.accept(index, tokens[at * steps + step], log_probability);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Rows that nothing is read into fill up a program; behind their end nothing is lost.
@@ -599,25 +568,54 @@ impl<E: BorrowMut<Engine>> Generator<E> {
 
     /// Adds a token to a row's text, and ends the text where it is due.
     fn accept(&mut self, index: usize, id: u32, log_probability: Option<LogProbability>) {
+        let added = self.extend(index, &[id]);
+        self.ready.extend(added.told(0, id, log_probability));
+    }
+
+    /// Adds tokens to a row's text up to the one that ends it. The row has read all of them but the last.
+    fn extend(&mut self, index: usize, ids: &[u32]) -> Added {
         let row = &mut self.rows[index];
-        let Some(sample) = &mut row.sample else { return };
-        sample.tokens.push(id);
-        self.counts.generated += 1;
+        let Some(sample) = &mut row.sample else { return Added::default() };
+        let stop = ids.iter().position(|id| sample.request.stop.contains(id));
+        let count = stop.map_or(ids.len(), |at| at + 1);
+        sample.tokens.extend_from_slice(&ids[..count]);
+        row.cached.extend_from_slice(&ids[..count - 1]);
         let refill = sample.refill.take();
+        self.counts.generated += count as u64;
         self.counts.refills += u64::from(refill.is_some());
-        let request = &sample.request;
-        let finish = if request.stop.contains(&id) {
-            Some(Finish::Stop)
-        } else {
-            (sample.generated() >= request.max_tokens).then_some(Finish::Length)
-        };
-        self.ready.push_back(Token { request: sample.id, id, log_probability, refill, finish });
+        let is_long = sample.generated() >= sample.request.max_tokens;
+        let finish = if stop.is_some() { Some(Finish::Stop) } else { is_long.then_some(Finish::Length) };
+        let added = Added { request: Some(sample.id), count, refill, finish };
         if finish.is_some() {
             row.sample = None;
         } else {
-            sample.pending.push(id);
+            sample.pending.extend_from_slice(&ids[count - 1..count]);
             sample.follow(&mut row.cached);
         }
+        added
+    }
+}
+
+/// What became of tokens that were added to a text.
+#[derive(Default)]
+struct Added {
+    /// Whose they are, if the row has a text.
+    request: Option<RequestId>,
+    /// How many were added.
+    count: usize,
+    /// What is told with the first.
+    refill: Option<Refill>,
+    /// What is told with the last.
+    finish: Option<Finish>,
+}
+
+impl Added {
+    /// Tells of the token of this number, if it was added.
+    fn told(&self, number: usize, id: u32, log_probability: Option<LogProbability>) -> Option<Token> {
+        let request = self.request.filter(|_| number < self.count)?;
+        let refill = self.refill.filter(|_| number == 0);
+        let finish = self.finish.filter(|_| number + 1 == self.count);
+        Some(Token { request, id, log_probability, refill, finish })
     }
 }
 
