@@ -606,6 +606,102 @@ fn an_id_outside_the_table_is_an_error_that_names_it() {
     cases::check_ids_outside_tables(&mut cuda);
 }
 
+/// A step that only changes state begins with one launch for rows of tables and the norm behind them.
+#[test]
+fn rows_of_tables_and_their_norm_in_one_launch_are_those_of_their_launches_bit_for_bit() {
+    let Some(mut cuda) = cuda() else { return };
+    for (real, rows, columns) in [
+        (DType::BF16, 64, 768),
+        (DType::BF16, 1, 1600),
+        (DType::F16, 33, 24),
+        (DType::F32, 7, 50),
+        (DType::BF16, 100, 100),
+    ] {
+        for adds in [true, false] {
+            check_embedded_norm(&mut cuda, real, [rows, columns], adds).unwrap();
+        }
+    }
+}
+
+/// The sum of two tables' rows and its layer norm, or one table's rows and their RMS norm.
+fn check_embedded_norm(cuda: &mut Cuda, real: DType, [rows, columns]: [usize; 2], adds: bool) -> Result<()> {
+    const TABLE_ROWS: usize = 9;
+    let place = |cuda: &mut Cuda, tensor: &Tensor, dtype: DType| -> Result<View> {
+        let of = TensorType { dtype, ..tensor.of };
+        let buffer = cuda.allocate(of.shape.elements() * dtype.bytes())?;
+        let view = View { buffer, offset_bytes: 0, of };
+        let data = match &tensor.data {
+            Data::Real(numbers) => HostData::F32(numbers),
+            Data::Index(numbers) => HostData::U32(numbers),
+        };
+        cuda.upload(&view, data)?;
+        Ok(view)
+    };
+    let read = |cuda: &Cuda, views: &[View]| -> Result<Vec<Vec<f32>>> {
+        let one = |view: &View| {
+            let mut out = vec![0.0; view.of.shape.elements()];
+            cuda.download(view, &mut out).map(|()| out)
+        };
+        views.iter().map(one).collect()
+    };
+    let tables = if adds { 2 } else { 1 };
+    let mut launches = Vec::new();
+    let mut ids_of_tables = Vec::new();
+    for table in 0..tables {
+        let ids = (0..rows).map(|row| ((row * 5 + table) % TABLE_ROWS) as u32).collect();
+        let ids = place(cuda, &indices(&[rows, 1], ids), DType::U32)?;
+        let numbers = place(cuda, &random(&[TABLE_ROWS, columns], 1 + table as u32), real)?;
+        let found = place(cuda, &random(&[rows, 1, columns], 5), real)?;
+        ids_of_tables.push(ids);
+        launches.push(Launch {
+            kernel: Kernel::Op(Op::Embed),
+            inputs: vec![numbers, ids],
+            outputs: vec![found],
+        });
+    }
+    let found: Vec<View> = launches.iter().map(|launch| launch.outputs[0]).collect();
+    let [gain, shift] = [6, 7].map(|salt| place(cuda, &random(&[columns], salt), real));
+    let [sum, y] = [8, 9].map(|salt| place(cuda, &random(&[rows, 1, columns], salt), real));
+    let [mean, rstd] = [10, 11].map(|salt| place(cuda, &random(&[rows], salt), DType::F32));
+    let (gain, shift, sum, y, mean, rstd) = (gain?, shift?, sum?, y?, mean?, rstd?);
+    let (kernel, parameters, outputs) = if adds {
+        (Kernel::AddLayerNorm { eps: 1e-5, bias: true }, vec![gain, shift], vec![sum, y, mean, rstd])
+    } else {
+        (Kernel::Op(Op::RmsNorm { eps: 1e-5 }), vec![gain], vec![y, rstd])
+    };
+    let inputs = [found.clone(), parameters].concat();
+    launches.push(Launch { kernel, inputs, outputs: outputs.clone() });
+    // The row of one table is a result as well.
+    let results = if adds { outputs } else { [found.clone(), outputs].concat() };
+
+    let apart = cuda.bind(&launches)?;
+    cuda.run(apart)?;
+    let expected = read(cuda, &results)?;
+    let poison = vec![-7.0; rows * columns];
+    for view in found.iter().chain(&results) {
+        cuda.upload(view, HostData::F32(&poison[..view.of.shape.elements()]))?;
+    }
+    let together = cuda.bind_for_state(&launches)?;
+    cuda.run(together)?;
+    assert_eq!(read(cuda, &results)?, expected, "{real} {rows}x{columns} of {tables} tables");
+    if adds {
+        assert_eq!(read(cuda, &found[..1])?, [poison], "rows that are only added up are not kept");
+    }
+
+    let outside = vec![TABLE_ROWS as u32; rows];
+    cuda.upload(&ids_of_tables[tables - 1], HostData::U32(&outside))?;
+    cuda.run(together)?;
+    let refused = read(cuda, &results);
+    let expected = Error::IndexOutOfRange { op: "embed", index: TABLE_ROWS, rows: TABLE_ROWS };
+    assert_eq!(refused.map_err(|error| error.to_string()), Err(expected.to_string()));
+    let views = launches.iter().flat_map(|launch| launch.inputs.iter().chain(&launch.outputs));
+    let mut buffers: Vec<_> = views.map(|view| view.buffer).collect();
+    buffers.sort_unstable();
+    buffers.dedup();
+    buffers.into_iter().for_each(|buffer| cuda.free(buffer));
+    Ok(())
+}
+
 #[test]
 fn a_sequence_ends_with_the_memory_it_names() {
     let Some(mut cuda) = cuda() else { return };

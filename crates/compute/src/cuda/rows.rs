@@ -15,6 +15,7 @@ mod reduce;
 mod update;
 
 pub(super) use loss::{HeadRows, add_head_losses, add_head_rows, kept_row_bytes, row_threads};
+pub(super) use norm::add_embedded;
 pub(super) use reduce::finish_columns;
 
 use super::call::{Arg, Builder, Grid};

@@ -73,9 +73,13 @@ pub(super) fn fill(
         filled = fill_halves(builder, branches)?;
     }
     let first = builder.len();
-    for launch in &launches[filled.ends.len()..] {
-        fill_one(builder, launch)?;
-        filled.ends.push(builder.len());
+    while let Some(launch) = launches.get(filled.ends.len()) {
+        let behind = filled.ends.len();
+        let stood_for = if for_state { rows::add_embedded(builder, &launches[behind..])? } else { 0 };
+        if stood_for == 0 {
+            fill_one(builder, launch)?;
+        }
+        filled.ends.resize(behind + stood_for.max(1), builder.len());
     }
     // Where halves meet there are two kernels before.
     if filled.tracks.contains(&Track::Half(1)) {

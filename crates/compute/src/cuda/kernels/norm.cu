@@ -53,14 +53,37 @@ __device__ __forceinline__ void team_sums(float& a, float& b) {
     }
 }
 
-// y = norm(x) with x = a, or x = a + b rounded to what is stored and kept in `sum`; b + bias in place of b where there is
-// one. RMS norm has no mean.
-template <bool ADDS, bool CENTRES>
+// Rows as they lie, one behind the other.
+struct InOrder {
+    static constexpr bool BY_ID = false;
+    __device__ __forceinline__ void look_up(u64, bool) {}
+    __device__ __forceinline__ bool is_there(u32) const { return true; }
+    __device__ __forceinline__ u64 begin(u64 row, u32 columns) const { return row * columns; }
+};
+// Rows of a table by id. One that is not there is reported and counts for nothing.
+struct ById {
+    static constexpr bool BY_ID = true;
+    const u32* ids;
+    u32 table_rows;
+    u32* fault;
+    u32 id = 0;
+    __device__ __forceinline__ void look_up(u64 row, bool lives) { id = lives ? ids[row] : 0; }
+    __device__ __forceinline__ bool is_there(u32 lane) const {
+        if (id < table_rows) return true;
+        if (lane == 0) report_fault(fault, id, table_rows);
+        return false;
+    }
+    __device__ __forceinline__ u64 begin(u64, u32 columns) const { return (u64)id * columns; }
+};
+
+// y = norm(x) with x = a, or x = a + b rounded to what is stored; b + bias in place of b where there is one. What was added up or looked
+// up is kept in `sum`. RMS norm has no mean.
+template <bool ADDS, bool CENTRES, typename Rows = InOrder>
 __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __restrict__ b,
                                      const real* __restrict__ bias, const real* __restrict__ gain,
                                      const real* __restrict__ shift, real* __restrict__ sum, real* __restrict__ y,
                                      float* __restrict__ means, float* __restrict__ rstds, u64 rows, u32 columns,
-                                     float eps, u32 is_settled) {
+                                     float eps, u32 is_settled, Rows rows_of_a = {}, Rows rows_of_b = {}) {
     const u32 lane = threadIdx.x % TEAM;
     Kept<W> own_gain[PACKS], own_shift[PACKS];
     // Nothing is touched before, save what is settled.
@@ -78,18 +101,25 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
     for (u64 first = (u64)blockIdx.x * ROWS; first < rows; first += (u64)gridDim.x * ROWS) {
         const u64 row = first + threadIdx.x / TEAM, at = row * columns;
         const bool lives = row < rows;
+        rows_of_a.look_up(row, lives);
+        if (ADDS) rows_of_b.look_up(row, lives);
+        const bool has_a = lives && rows_of_a.is_there(lane), has_b = ADDS && lives && rows_of_b.is_there(lane);
         Kept<W> x[PACKS];
+        const real* its = a + rows_of_a.begin(row, columns);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const u32 column = (k * TEAM + lane) * W;
-            if (lives && column < columns) x[k].load(a + at + column);
+            if (Rows::BY_ID) x[k].clear();
+            if (has_a && column < columns) x[k].load(its + column);
         }
         if constexpr (ADDS) {
             Kept<W> other[PACKS];
+            const real* others = b + rows_of_b.begin(row, columns);
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
                 const u32 column = (k * TEAM + lane) * W;
-                if (lives && column < columns) other[k].load(b + at + column);
+                if (Rows::BY_ID) other[k].clear();
+                if (has_b && column < columns) other[k].load(others + column);
             }
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
@@ -107,8 +137,14 @@ __device__ __forceinline__ void norm(const real* __restrict__ a, const real* __r
 #pragma unroll
                     for (int e = 0; e < W; e++) left[e] += right[e];
                     x[k].set(left);
-                    x[k].save(sum + at + column);
                 }
+            }
+        }
+        if constexpr (ADDS || Rows::BY_ID) {
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                const u32 column = (k * TEAM + lane) * W;
+                if (lives && column < columns) x[k].save(sum + at + column);
             }
         }
         float mean = 0.0f;
@@ -516,6 +552,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm(const real* a, const real* b, const real* gain, real* sum, real* y, float* rstds, u64 rows,
                  u32 columns, float eps, u32 is_settled) {
     norm<true, false>(a, b, nullptr, gain, nullptr, sum, y, nullptr, rstds, rows, columns, eps, is_settled);
+}
+
+// The same with rows of tables: a step begins with these.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    embed_rms_norm(const real* table, const u32* ids, const real* gain, real* x, real* y, float* rstds, u32 table_rows,
+                   u32* fault, u64 rows, u32 columns, float eps, u32 is_settled) {
+    norm<false, false>(table, nullptr, nullptr, gain, nullptr, x, y, nullptr, rstds, rows, columns, eps, is_settled,
+                       ById{ids, table_rows, fault});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    embed_add_layer_norm(const real* a, const u32* a_ids, const real* b, const u32* b_ids, const real* gain,
+                         const real* shift, real* sum, real* y, float* means, float* rstds, u32 a_rows, u32 b_rows,
+                         u32* fault, u64 rows, u32 columns, float eps, u32 is_settled) {
+    norm<true, true>(a, b, nullptr, gain, shift, sum, y, means, rstds, rows, columns, eps, is_settled,
+                     ById{a_ids, a_rows, fault}, ById{b_ids, b_rows, fault});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -129,6 +129,7 @@ template <int W, typename T> __device__ __forceinline__ void store(T* to, const 
 // W neighbouring elements as they are stored: half the registers of their numbers.
 template <int W> struct Kept {
     uint4 raw;
+    __device__ __forceinline__ void clear() { raw = make_uint4(0, 0, 0, 0); }
     __device__ __forceinline__ void load(const real* from) { raw = *reinterpret_cast<const uint4*>(from); }
     __device__ __forceinline__ void save(real* to) const { *reinterpret_cast<uint4*>(to) = raw; }
     __device__ __forceinline__ void get(float (&to)[W]) const { widen<real>(raw, to); }
@@ -136,6 +137,7 @@ template <int W> struct Kept {
 };
 template <> struct Kept<1> {
     real raw;
+    __device__ __forceinline__ void clear() { raw = from_float<real>(0.0f); }
     __device__ __forceinline__ void load(const real* from) { raw = *from; }
     __device__ __forceinline__ void save(real* to) const { *to = raw; }
     __device__ __forceinline__ void get(float (&to)[1]) const { to[0] = to_float(raw); }

@@ -9,7 +9,13 @@ use super::{
     reduce::finish_columns,
     width,
 };
-use crate::{device::View, error::Result, kernel::NormGrads, tensor::DType};
+use crate::{
+    device::{self, View},
+    error::Result,
+    kernel::{Kernel, NormGrads},
+    op::Op,
+    tensor::DType,
+};
 
 /// The most packs of a row that a thread keeps, before more threads share the row.
 const MOST_PACKS: usize = 8;
@@ -164,6 +170,71 @@ pub(super) fn rms_norm(builder: &mut Builder<'_>, launch: Launch<'_>, eps: f32, 
     arguments.extend([count(rows), columns.into(), Arg::F32(eps), flag(is_settled)]);
     let name = if has_sum { "add_rms_norm" } else { "rms_norm" };
     forward(builder, name, real, [rows, columns], &accesses, &arguments)
+}
+
+/// Rows of tables and the norm behind them, by which a step begins, as one kernel: the sum of two tables' rows and a layer norm, or the rows
+/// of one and an RMS norm. Says for how many launches it stands: none where they are others, or where anybody else reads the rows that
+/// are added up.
+pub(in super::super) fn add_embedded(
+    builder: &mut Builder<'_>,
+    launches: &[device::Launch],
+) -> Result<usize> {
+    let is_lookup = |launch: &device::Launch| {
+        launch.kernel == Kernel::Op(Op::Embed) && builder.int8(&launch.inputs[0]).is_none()
+    };
+    let tables = launches.iter().take_while(|launch| is_lookup(launch)).count();
+    let (tables, rest) = launches.split_at(tables);
+    let Some((norm, behind)) = rest.split_first() else { return Ok(0) };
+    let (name, eps) = match (&norm.kernel, tables.len()) {
+        (Kernel::AddLayerNorm { eps, .. }, 2) => ("embed_add_layer_norm", *eps),
+        (Kernel::Op(Op::RmsNorm { eps }), 1) => ("embed_rms_norm", *eps),
+        _ => return Ok(0),
+    };
+    let (summands, parameters) = norm.inputs.split_at(tables.len());
+    let are_private = tables.len() == 1 || tables.iter().all(|table| !is_read(&table.outputs[0], behind));
+    let are_summands = tables.iter().zip(summands).all(|(table, of)| table.outputs[0] == *of);
+    let columns = parameters[0].of.shape.elements();
+    if !are_private || !are_summands || summands[0].of.shape.columns() != columns {
+        return Ok(0);
+    }
+    // A row of one table is what is kept; a sum is the norm's own result.
+    let kept = if tables.len() == 1 { summands } else { &[][..] };
+    let results: Vec<View> = kept.iter().chain(&norm.outputs).copied().collect();
+    let (rows_of, statistics) = results.split_at(2);
+    let launch = Launch { name: norm.kernel.name(), inputs: parameters, outputs: rows_of };
+    let sources = tables.iter().map(|table| &table.inputs[0]);
+    let real = launch.real(sources.clone().chain(parameters).chain(rows_of))?;
+    launch.ensure_f32(statistics)?;
+
+    builder.begin_launch();
+    let at = |view: &View| builder.pointer(view);
+    let accesses: Vec<Arg> = sources.chain(parameters).chain(rows_of).map(at).collect();
+    let mut arguments: Vec<Arg> = tables.iter().flat_map(|table| &table.inputs).map(at).collect();
+    arguments.extend(parameters.iter().map(at));
+    if tables.len() == 2 && parameters.len() == 1 {
+        arguments.push(Arg::Pointer(0));
+    }
+    arguments.extend(results.iter().map(at));
+    arguments.extend(tables.iter().map(|table| Arg::from(table.inputs[0].of.shape.rows())));
+    let rows = summands[0].of.shape.elements() / columns;
+    let is_settled = parameters.iter().all(|view| builder.is_settled(view));
+    arguments.extend([Arg::Fault, count(rows), columns.into(), Arg::F32(eps), flag(is_settled)]);
+    forward(builder, name, real, [rows, columns], &accesses, &arguments)?;
+    builder.end_launch(&results);
+    Ok(tables.len() + 1)
+}
+
+/// Whether some launches read a value before others take its place.
+fn is_read(value: &View, launches: &[device::Launch]) -> bool {
+    let bytes =
+        |view: &View| view.offset_bytes..view.offset_bytes + view.of.shape.elements() * view.of.dtype.bytes();
+    let own = bytes(value);
+    let meets = |view: &View| {
+        let other = bytes(view);
+        view.buffer == value.buffer && other.start < own.end && own.start < other.end
+    };
+    let first = launches.iter().find(|launch| launch.inputs.iter().chain(&launch.outputs).any(meets));
+    first.is_some_and(|launch| launch.inputs.iter().any(meets))
 }
 
 fn forward(
