@@ -9,13 +9,13 @@
 mod whole_heads;
 
 use super::{
-    call::{Arg, Builder, Grid},
+    call::{Arg, Builder, CachesAhead, Grid},
     driver::HeadRows,
     modules::Source,
     rows,
 };
 use crate::{
-    device::View,
+    device::{Launch, View},
     error::{Error, Result},
     kernel::Kernel,
     op::{Attention, Mask, Op},
@@ -35,6 +35,35 @@ const MOST_DECODE_GROUP: usize = 8;
 const MOST_DECODE_ELEMENTS: usize = 1024;
 /// Keys of a cache that four warps of `attention_decode` share; of more, eight.
 const FEW_KEYS: usize = 512;
+
+/// Keys of each sample that another launch may ask the second cache for: as many as come from memory in the time that it has.
+const AHEAD: usize = 32;
+
+/// What a product may ask for that comes before a norm, queries, keys and values, and this attention over caches. Nothing where the launches
+/// behind it are others, or where the one before it writes what must be known for that.
+pub(super) fn ahead(builder: &Builder<'_>, behind: &[Launch]) -> Option<CachesAhead> {
+    let [_, product, Launch { kernel, inputs, outputs }, ..] = behind else { return None };
+    let (Kernel::Op(Op::Linear { .. }), Kernel::CachedAttention(attention)) = (&product.kernel, kernel)
+    else {
+        return None;
+    };
+    let [qkv, places, caches] = [&inputs[0], &inputs[1], &outputs[2]];
+    let heads = Heads::beside_cache(attention, qkv, caches, kernel.name()).ok()?;
+    let is_aligned = (heads.kv_stride * heads.real.bytes()).is_multiple_of(16)
+        && outputs[2..4].iter().all(|view| view.offset_bytes.is_multiple_of(16));
+    if heads.queries != 1 || attention.window > 0 || !is_aligned || !builder.is_settled(places) {
+        return None;
+    }
+    Some(CachesAhead {
+        caches: [&outputs[2], &outputs[3]].map(|view| builder.pointer(view)),
+        places: builder.pointer(places),
+        rows: heads.key_rows,
+        keys: heads.keys,
+        columns: heads.kv_stride,
+        first: heads.keys_of_a_turn(),
+        count: AHEAD,
+    })
+}
 
 /// Adds the calls of an attention or of its gradient; false for any other kernel.
 pub(super) fn add(
@@ -190,6 +219,21 @@ impl Heads {
     /// Bytes of a row of a padded head.
     fn row_bytes(&self) -> usize {
         self.padded() * self.real.bytes()
+    }
+
+    /// Query heads and warps of a block of `attention_decode`.
+    fn decode_block(&self) -> [usize; 2] {
+        // By the caches' length alone, since it decides the order of sums.
+        let warps = if self.keys <= FEW_KEYS { 4 } else { 8 };
+        let most = MOST_DECODE_GROUP.min(MOST_DECODE_ELEMENTS / self.padded());
+        [self.group().next_power_of_two().min(most), warps]
+    }
+
+    /// Keys that such a block has on their way at a time: `TEAMS * FLIGHT` there.
+    fn keys_of_a_turn(&self) -> usize {
+        let ([group, warps], padded) = (self.decode_block(), self.padded());
+        let (teams, flight) = (32 * warps / (padded / 8), if group * padded <= 256 { 4 } else { 2 });
+        teams * flight
     }
 
     fn is_empty(&self) -> bool {
@@ -365,10 +409,7 @@ fn decode(
     operands: [Arg; 8],
     read_first: [&View; 3],
 ) -> Result<()> {
-    // By the caches' length alone, since it decides the order of sums.
-    let warps = if heads.keys <= FEW_KEYS { 4 } else { 8 };
-    let most = MOST_DECODE_GROUP.min(MOST_DECODE_ELEMENTS / heads.padded());
-    let group = heads.group().next_power_of_two().min(most);
+    let [group, warps] = heads.decode_block();
     let mut settings = defines.to_vec();
     settings.extend([("GROUP", group), ("WARPS", warps)]);
     let kv_heads = heads.attention.kv_heads;

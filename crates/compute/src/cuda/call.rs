@@ -148,6 +148,21 @@ pub(super) struct Builder<'a> {
     /// The matrices that lie in eight bits, and the one that this launch finds widened in working memory.
     frozen: &'a Matrices,
     stand_in: Option<(View, Arg)>,
+    /// What this launch may ask the second cache for.
+    ahead: Option<CachesAhead>,
+}
+
+/// Keys and values of caches `[rows, keys, columns]` that a later launch reads: of every sample the `count` behind the `first` ones, which it
+/// asks for itself before its turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CachesAhead {
+    pub caches: [Arg; 2],
+    pub places: Arg,
+    pub rows: usize,
+    pub keys: usize,
+    pub columns: usize,
+    pub first: usize,
+    pub count: usize,
 }
 
 enum Pending {
@@ -182,6 +197,7 @@ impl<'a> Builder<'a> {
             just_written: None,
             frozen,
             stand_in: None,
+            ahead: None,
         }
     }
 
@@ -190,9 +206,20 @@ impl<'a> Builder<'a> {
         self.scratch_used = 0;
     }
 
+    /// Tells the next launch what a later one will read.
+    pub fn look_ahead(&mut self, ahead: Option<CachesAhead>) {
+        self.ahead = ahead;
+    }
+
+    /// What was told of a later launch.
+    pub fn ahead(&self) -> Option<CachesAhead> {
+        self.ahead
+    }
+
     /// Ends a launch that writes these.
     pub fn end_launch(&mut self, outputs: &[View]) {
         self.just_written = Some(outputs.iter().map(|view| view.buffer).collect());
+        self.ahead = None;
     }
 
     /// Whether a kernel that starts early may read this before it has waited: the launch before, which alone may still run then, does

@@ -2,7 +2,7 @@
 
 use super::{
     blas::{Epilogue, Factor, Product, WORTH_TIMING},
-    call::{Arg, Builder, Fill, Grid},
+    call::{Arg, Builder, CachesAhead, Fill, Grid},
     gelu::{self, Tiles},
     modules::Source,
     rows, weight_gradient,
@@ -222,6 +222,16 @@ fn batch_rows(
     let grid = Grid { shared_bytes, ..Grid::new(tiles * parts, THREADS) };
     let mut arguments = operands.to_vec();
     arguments.extend([rows, outputs, depth, usize::from(is_settled)].map(Arg::from));
+    match builder.ahead() {
+        Some(CachesAhead { caches: [k, v], places, rows, keys, columns, first, count }) => {
+            arguments.extend([k, v, places]);
+            arguments.extend([rows, keys, columns, first, count].map(Arg::from));
+        }
+        None => {
+            arguments.extend([Arg::Pointer(0); 3]);
+            arguments.extend([0; 5].map(Arg::from));
+        }
+    }
     let settings = [("PARTS", parts), ("SHEETS", sheets / parts)];
     builder.kernel(Source::BatchRows, "batch_rows", real, &settings, grid, &arguments)?;
     builder.start_early(parts);

@@ -77,6 +77,7 @@ pub(super) fn fill(
         let behind = filled.ends.len();
         let stood_for = if for_state { rows::add_embedded(builder, &launches[behind..])? } else { 0 };
         if stood_for == 0 {
+            builder.look_ahead(attention::ahead(builder, &launches[behind + 1..]));
             fill_one(builder, launch)?;
         }
         filled.ends.resize(behind + stood_for.max(1), builder.len());

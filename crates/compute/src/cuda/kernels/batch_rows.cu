@@ -3,7 +3,8 @@
 //
 // A cluster of PARTS blocks owns 64 outputs. Each of its blocks multiplies all rows along a part of K and leaves the sums in its shared
 // memory; then it reads all parts of its own rows there and adds them up, in their order. So the order of a sum depends on K and the
-// number of outputs alone. Weights are on their way before the kernel before has ended.
+// number of outputs alone. Weights are on their way before the kernel before has ended. When its rows have come, and nothing is waited
+// for that comes from memory, a block may ask the second cache for keys and values that the next attention will read.
 #include "prelude.cuh"
 #include "gelu.cuh"
 #include "matrix.cuh"
@@ -101,11 +102,37 @@ __device__ __forceinline__ u32 in_place(u32 row, u32 output) {
     return (row * OUTPUTS + (output ^ (row % 4) * 8)) * sizeof(float);
 }
 
+// Keys and values of a cache `[rows, keys, columns]` that the next attention reads: `count` of every sample behind the `first` ones.
+struct Ahead {
+    const real *k, *v;
+    const u32* places;
+    u32 rows, keys, columns, first, count;
+};
+
+// What a thread asks for: one sample's keys, or its values.
+struct Asked {
+    const real* from;
+    u32 bytes;
+    __device__ __forceinline__ Asked(const Ahead& ahead, u32 samples) : from(nullptr), bytes(0) {
+        const u32 item = blockIdx.x + threadIdx.x * gridDim.x, sample = item / 2;
+        if (ahead.count == 0 || sample >= samples) return;
+        const u32 row = ahead.places[2 * sample], cached = min(ahead.places[2 * sample + 1], ahead.keys), first = min(ahead.first, cached);
+        if (row >= ahead.rows) return;
+        from = (item % 2 ? ahead.v : ahead.k) + ((u64)row * ahead.keys + first) * ahead.columns;
+        bytes = min(ahead.count, cached - first) * ahead.columns * (u32)sizeof(real);
+    }
+    __device__ __forceinline__ void ask() const {
+        if (bytes) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    }
+};
+
 // `activated` gets the GELU of the result, unless it is null. Where weights are settled they are read before the kernel before has ended.
 // `outputs` is a multiple of EACH, `depth` as long as all parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
 batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* __restrict__ bias, real* __restrict__ y,
-           real* __restrict__ activated, u32 rows, u32 outputs, u32 depth, u32 is_settled) {
+           real* __restrict__ activated, u32 rows, u32 outputs, u32 depth, u32 is_settled,
+           const real* ahead_k, const real* ahead_v, const u32* places, u32 ahead_rows, u32 ahead_keys, u32 ahead_columns,
+           u32 ahead_first, u32 ahead_count) {
     extern __shared__ __align__(1024) char memory[];
     const u32 part = blockIdx.x % PARTS, first_output = blockIdx.x / PARTS * OUTPUTS;
     const u32 x_sheets = shared_address(memory), w_sheets = x_sheets + SHEETS * SHEET_BYTES, parts = w_sheets + SHEETS * SHEET_BYTES;
@@ -117,6 +144,7 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     copy_sheets<0, SHEETS>(w_sheets, w, outputs - first_output, depth);
     uint2 shift = make_uint2(0, 0);
     if (bias && output < outputs) shift = *reinterpret_cast<const uint2*>(bias + output);
+    const Asked asked({ahead_k, ahead_v, places, ahead_rows, ahead_keys, ahead_columns, ahead_first, ahead_count}, rows);
     if (is_settled) wait_for_kernel_before();
     let_next_begin();
     copy_sheets<0, FIRST_SHEETS>(x_sheets, x, rows, depth);
@@ -125,6 +153,7 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     wait_for_copies<1>();
     multiply_sheets<0, FIRST_SHEETS>(sums, x_sheets, w_sheets);
     wait_for_copies<0>();
+    asked.ask();
     multiply_sheets<FIRST_SHEETS, SHEETS>(sums, x_sheets, w_sheets);
     products_wait<0>();
     pin(sums);
