@@ -1,7 +1,16 @@
 //! Gradients of whole heads in one kernel, `attention_whole_heads.cu`: which heads it takes, and its launch.
 
-use super::{Arg, Backward, Builder, Gradients, Grid, Heads, InBytes, Result, Source};
-use crate::cuda::{AttentionBy, warpgroups::MOST_SHARED_BYTES};
+use super::{
+    super::{
+        AttentionBy,
+        call::{Arg, Builder, Grid},
+        modules::Source,
+        warpgroups::MOST_SHARED_BYTES,
+    },
+    Heads, InBytes,
+    warpgroups::{Backward, Gradients},
+};
+use crate::error::Result;
 
 /// Elements of a head that the kernel is written for.
 const HEAD: usize = 64;
