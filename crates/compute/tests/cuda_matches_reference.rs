@@ -22,16 +22,24 @@ fn cuda() -> Option<Cuda> {
     cuda_with(AttentionBy::Fastest)
 }
 
+/// A card, or its emulator where there is none.
 fn cuda_with(attention: AttentionBy) -> Option<Cuda> {
     let folders = vec!["/usr/local/cuda/lib64".into()];
     // The tests of a run share what they compile.
     let kernel_cache = Some(std::env::temp_dir().join("ironmill-test-kernels"));
-    let options = CudaOptions { folders, attention, kernel_cache, ..CudaOptions::default() };
-    match Cuda::new(&options) {
-        Ok(cuda) => Some(cuda),
+    let mut options = CudaOptions { folders, attention, kernel_cache, ..CudaOptions::default() };
+    let error = match Cuda::new(&options) {
+        Ok(cuda) => return Some(cuda),
         Err(error) if std::env::var_os("IRONMILL_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => {
-            eprintln!("skipped, because there is no CUDA card to use: {error}");
+        Err(error) => error,
+    };
+    match ironmill_emulator::folder().expect("the emulator's folder") {
+        Some(folder) => {
+            options.folders.insert(0, folder);
+            Some(Cuda::new(&options).expect("the emulator stands for a card"))
+        }
+        None => {
+            eprintln!("skipped, because there is no CUDA card to use, and no compiler for its emulator: {error}");
             None
         }
     }

@@ -1,10 +1,68 @@
-//! emulator
-mod error;
+//! A Hopper card in software, for tests on machines without one.
+//!
+//! A program that looks for NVIDIA's libraries finds this one in their place: the driver, the compiler of kernels (which asks the real one,
+//! whose wheel needs no card, for assembly) and the library of products. So the same code runs that runs on a card: kernels as they were
+//! compiled, launches with their clusters and shared memory, captured graphs. What a kernel does that a card would not let it do is an
+//! error that says where.
+//!
+//! ```text
+//! kernel.cu ─ NVRTC ─► assembly ─ ptx ─► statements ─ program ─► steps ─ machine ─► memory
+//! ```
+//!
+//! It says nothing about time, and three things are simpler than on a card: what a stream is given is done at once, a kernel begins when
+//! the one before has ended, and sums in matrix units round where a card cuts off. Copies that go on while threads do are
+//! done as early as they may be, or with `IRONMILL_EMULATOR_COPIES=late` as late: a program must be right with either.
+
 mod arithmetic;
+mod compiler;
+mod driver;
+mod error;
 mod lanes;
+mod machine;
 mod numbers;
+mod products;
 mod program;
 mod ptx;
+
 pub use error::{Error, Result};
-pub use ptx::parse;
+pub use machine::{Launch, Region, Table, Timing, run};
 pub use program::Program;
+pub use ptx::parse;
+
+use std::{io, path::PathBuf};
+
+/// The names under which programs look for the libraries that this one stands for.
+const NAMES: [&str; 3] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"];
+/// The file that the build makes of this crate.
+const FILE: &str = "libironmill_emulator.so";
+
+/// A folder where a program finds the emulator in the place of NVIDIA's libraries, made beside the running test; nothing where there is no
+/// compiler of kernels.
+pub fn folder() -> io::Result<Option<PathBuf>> {
+    if !compiler::is_there() {
+        return Ok(None);
+    }
+    let program = std::env::current_exe()?;
+    // Tests lie where the build puts libraries, programs one folder above.
+    let beside = program.ancestors().skip(1).map(|folder| folder.join(FILE)).find(|file| file.exists());
+    let Some(library) = beside else { return Ok(None) };
+    let folder = library.with_file_name("ironmill-emulator");
+    std::fs::create_dir_all(&folder)?;
+    for name in NAMES {
+        match link(&library, &folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => (),
+        }
+    }
+    Ok(Some(folder))
+}
+
+#[cfg(unix)]
+fn link(library: &std::path::Path, name: &std::path::Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(library, name)
+}
+
+#[cfg(not(unix))]
+fn link(_: &std::path::Path, _: &std::path::Path) -> io::Result<()> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "the emulator stands for libraries of Linux"))
+}

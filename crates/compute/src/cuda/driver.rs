@@ -6,6 +6,7 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
+    path::PathBuf,
     ptr,
 };
 
@@ -209,9 +210,9 @@ pub(super) struct Driver {
 
 impl Driver {
     /// Opens the driver and initialises it.
-    pub fn open() -> Result<Self> {
-        let found =
-            library::open(Needed::Driver, &[]).ok_or_else(|| missing(Needed::Driver, "it was not found"))?;
+    pub fn open(folders: &[PathBuf]) -> Result<Self> {
+        let found = library::open(Needed::Driver, folders)
+            .ok_or_else(|| missing(Needed::Driver, "it was not found"))?;
         let api = Api::load(found.library)
             .map_err(|symbol| missing(Needed::Driver, &format!("the one found has no {symbol}")))?;
         let driver = Driver { api };

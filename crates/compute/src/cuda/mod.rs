@@ -187,7 +187,7 @@ impl Cuda {
     /// Opens a card.
     pub fn new(options: &CudaOptions) -> Result<Self> {
         let _alone = one_at_a_time();
-        let driver = Arc::new(Driver::open()?);
+        let driver = Arc::new(Driver::open(&options.folders)?);
         let count = driver.device_count()?;
         if options.ordinal >= count {
             return Err(Error::Cuda {

@@ -58,7 +58,7 @@ pub struct Gauge {
 impl Gauge {
     /// Opens NVML for a card, counted from 0 as the driver does; nothing where either is not there.
     pub fn open(ordinal: usize) -> Option<Gauge> {
-        let driver = Driver::open().ok()?;
+        let driver = Driver::open(&[]).ok()?;
         // The two count cards differently; both know them by their place on the bus.
         let bus = CString::new(driver.bus_id(driver.device(ordinal).ok()?).ok()?).ok()?;
         let api = Api::load(library::open(Needed::Nvml, &[])?.library).ok()?;

@@ -44,7 +44,7 @@ impl CardReport {
 
 /// What is there, without needing any of it.
 pub fn probe(folders: &[PathBuf]) -> (Vec<LibraryReport>, Vec<CardReport>) {
-    let driver = Driver::open();
+    let driver = Driver::open(folders);
     let described = |result: Result<String>| result.map_err(|error| error.to_string());
     let libraries = Needed::ALL
         .into_iter()

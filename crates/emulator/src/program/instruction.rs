@@ -209,8 +209,6 @@ pub enum Code {
     InsertDouble([Slot; 5]),
     /// A predicate of two: all lanes at once.
     Logic(fn(u32, u32) -> u32, [Slot; 3]),
-    /// A predicate of a word: its lowest bit set.
-    Predicate(Slot, Slot),
     /// What the machine says.
     Special(Special, Slot),
     /// A parameter's bytes: how many, from where on; with its sign if so said.
@@ -240,6 +238,8 @@ pub enum Code {
         bytes: usize,
         /// Whether shorter ones keep their sign.
         signed: bool,
+        /// Whether what others write is looked for, so that they should come to write it.
+        polls: bool,
         /// Where they go.
         to: Vec<Slot>,
     },
@@ -308,6 +308,10 @@ pub enum Code {
     BoxLoad(Box<BoxLoad>),
     /// A box into a tensor: map, from, the first element.
     BoxStore(Slot, Slot, Vec<Slot>),
+    /// Ends a group of stores by the copy engine.
+    StoresCommit,
+    /// Waits until no more than so many groups still have to be read from shared memory.
+    StoresWait(usize),
     /// A barrier in shared memory begins, for so many.
     BarrierBegin(Slot, Slot),
     /// A thread arrives at one, which may expect more bytes then.
@@ -381,7 +385,6 @@ impl Code {
                 visit_all(see, &mut [(a, Double), (b, Double), (at, Word), (count, Word)], d, Double);
             }
             Code::Logic(_, [d, a, b]) => visit_all(see, &mut [(a, Predicate), (b, Predicate)], d, Predicate),
-            Code::Predicate(d, a) => visit_all(see, &mut [(a, Word)], d, Predicate),
             Code::Special(Special::Clock, d) | Code::ParameterAddress(d, _) => see(d, Double, Writes),
             Code::Special(_, d) => see(d, Word, Writes),
             Code::Parameter { d, bytes, .. } => see(d, of_bytes(*bytes), Writes),
@@ -412,6 +415,8 @@ impl Code {
             | Code::Exit
             | Code::CopiesCommit
             | Code::CopiesWait(_)
+            | Code::StoresCommit
+            | Code::StoresWait(_)
             | Code::ClusterArrive
             | Code::ClusterWait
             | Code::Nothing => (),

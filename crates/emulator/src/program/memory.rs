@@ -19,6 +19,8 @@ struct Access {
     count: usize,
     /// Whether a policy comes last.
     has_policy: bool,
+    /// Whether others are expected to write there meanwhile.
+    polls: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,7 +34,7 @@ impl Access {
     /// From the parts of a name behind its first.
     fn new(reading: &Reading<'_>) -> Result<Self> {
         let mut access =
-            Access { space: Place::Anywhere, bytes: 0, signed: false, count: 1, has_policy: false };
+            Access { space: Place::Anywhere, bytes: 0, signed: false, count: 1, has_policy: false, polls: false };
         for part in &reading.parts[1..] {
             match *part {
                 "param" => access.space = Place::Parameter,
@@ -42,8 +44,9 @@ impl Access {
                 "v4" => access.count = 4,
                 "L2::cache_hint" => access.has_policy = true,
                 // How caches are to be used, and orders that this machine keeps by itself.
-                "nc" | "ca" | "cg" | "cs" | "L1::no_allocate" | "weak" | "volatile" | "relaxed" | "acquire" | "release"
-                | "cta" | "cluster" | "gpu" | "sys" => (),
+                "nc" | "ca" | "cg" | "cs" | "L1::no_allocate" | "weak" | "release" | "cta" | "cluster" | "gpu"
+                | "sys" => (),
+                "volatile" | "relaxed" | "acquire" => access.polls = true,
                 "b8" | "u8" => access.bytes = 1,
                 "s8" => (access.bytes, access.signed) = (1, true),
                 "b16" | "u16" | "f16" | "bf16" => access.bytes = 2,
@@ -113,7 +116,7 @@ impl Translator<'_> {
             }
         }
         let from = self.address(reading, access, base, *offset)?;
-        self.push(Code::Load { from, bytes: access.bytes, signed: access.signed, to });
+        self.push(Code::Load { from, bytes: access.bytes, signed: access.signed, polls: access.polls, to });
         Ok(())
     }
 
@@ -216,7 +219,7 @@ impl Translator<'_> {
         let Operand::Place { base, offset, .. } = reading.operand(first)? else {
             return Err(reading.wrong("an address is expected"));
         };
-        let access = Access { space, bytes: 4, signed: false, count, has_policy: false };
+        let access = Access { space, bytes: 4, signed: false, count, has_policy: false, polls: false };
         let at = self.address(reading, &access, base, *offset)?;
         let mut by = Vec::new();
         for operand in reading.list(first + 1)? {

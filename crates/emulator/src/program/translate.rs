@@ -88,7 +88,7 @@ fn lay_out_shared(source: &Source, function: &Function) -> (HashMap<String, usiz
     let open = used.iter().filter(|variable| variable.bytes == 0);
     let alignment = open.clone().map(|variable| variable.alignment).max().unwrap_or(1);
     let dynamic_at = end.next_multiple_of(alignment);
-    open.for_each(|variable| drop(places.insert(variable.name.clone(), dynamic_at)));
+    places.extend(open.map(|variable| (variable.name.clone(), dynamic_at)));
     (places, SharedLayout { own_bytes, dynamic_at })
 }
 
@@ -674,9 +674,10 @@ impl Translator<'_> {
                 let (to, from) = (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);
                 Code::Copy { to, from, bytes: reading.number(2)? as usize, there }
             }
-            // Stores are done when they are asked for.
-            ["bulk", "commit_group"] | ["bulk", "wait_group", ..] | ["bulk", "prefetch", "L2", "global"] => {
-                Code::Nothing
+            ["bulk", "prefetch", "L2", "global"] => Code::Nothing,
+            ["bulk", "commit_group"] => Code::StoresCommit,
+            ["bulk", "wait_group"] | ["bulk", "wait_group", "read"] => {
+                Code::StoresWait(reading.number(0)? as usize)
             }
             ["bulk", "shared::cluster", how @ ..] if BY_BARRIER.starts_with(how) && how.len() > 1 => {
                 let (to, from) = (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);

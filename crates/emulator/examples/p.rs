@@ -1,2 +1,0 @@
-use ironmill_emulator::*;
-fn main(){ for f in std::env::args().skip(1){ let t=std::fs::read_to_string(&f).unwrap(); match parse(&t){Ok(s)=>{ for g in s.functions.values().filter(|g|g.is_entry){ match Program::new(&s,g){ Ok(p)=>println!("{f} {} {} {:?} {} {}",g.name,p.steps.len(),p.registers,p.words.len(),p.doubles.len()), Err(e)=>println!("{f} {} ERR {e}",g.name)} } },Err(e)=>println!("{f} {e}")}}}
