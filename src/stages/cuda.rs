@@ -1,7 +1,7 @@
 //! Where a CUDA card's libraries and compiled kernels are on this machine.
 
 use ironmill_compute::CudaOptions;
-use ironmill_compute::cuda::{CardReport, LibraryReport, probe};
+use ironmill_compute::cuda::{CardReport, LibraryReport, Places, probe};
 use std::path::{Path, PathBuf};
 
 /// What is there of CUDA.
@@ -24,14 +24,14 @@ impl Found {
 
 /// Looks for the driver, the libraries and the cards.
 pub fn find() -> Found {
-    let (libraries, cards) = probe(&folders());
+    let (libraries, cards) = probe(&places());
     Found { libraries, cards }
 }
 
 /// How a run opens a card. The algorithms that it chooses are kept in `choices`, for a resumed run to use again.
 pub fn options(ordinal: usize, choices: Option<PathBuf>) -> CudaOptions {
     let kernel_cache = cache_folder().map(|folder| folder.join("kernels"));
-    CudaOptions { ordinal, folders: folders(), kernel_cache, choices, ..CudaOptions::default() }
+    CudaOptions { ordinal, places: places(), kernel_cache, choices, ..CudaOptions::default() }
 }
 
 /// What the driver's and the libraries' own memory comes to on a card, as measured beside a run's plan: kernels, working memory of
@@ -57,11 +57,11 @@ pub fn cache_folder() -> Option<PathBuf> {
     Some(base.join("ironmill"))
 }
 
-/// Folders that may hold the vendor's libraries besides those of the system's loader: the toolkit's and Python wheels'.
-fn folders() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> =
-        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(absolute).map(|home| home.join("lib64")).collect();
-    folders.extend(["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
+/// Folders that may hold the vendor's libraries besides those of the system's loader: of a toolkit that the user names, which comes first,
+/// of others and of Python wheels.
+pub fn places() -> Places {
+    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(absolute).map(|home| home.join("lib64"));
+    let mut folders = ["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from).to_vec();
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(absolute);
     let homes = absolute("HOME").map(|home| home.join(".local"));
     let systems = ["/usr", "/usr/local"].map(PathBuf::from);
@@ -75,8 +75,7 @@ fn folders() -> Vec<PathBuf> {
             }
         }
     }
-    folders.retain(|folder| folder.is_dir());
-    folders
+    Places { first: named.collect(), last: folders }
 }
 
 /// The folders inside a folder whose names begin so, sorted.

@@ -13,6 +13,7 @@ use cases::{
     quantised_norms, quantised_weights, random, run, scaled_products, unlikely_targets,
     weight_gradients_in_wide_tiles,
 };
+use ironmill_compute::cuda::Places;
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, Frozen, GeluProduct, HostData, Kernel, Launch, Op,
     Reference, Result, TensorType, View, quantise::Source,
@@ -22,27 +23,26 @@ fn cuda() -> Option<Cuda> {
     cuda_with(AttentionBy::Fastest)
 }
 
-/// A card, or its emulator where there is none.
 fn cuda_with(attention: AttentionBy) -> Option<Cuda> {
-    let folders = vec!["/usr/local/cuda/lib64".into()];
     // The tests of a run share what they compile.
     let kernel_cache = Some(std::env::temp_dir().join("ironmill-test-kernels"));
-    let mut options = CudaOptions { folders, attention, kernel_cache, ..CudaOptions::default() };
+    open(CudaOptions { attention, kernel_cache, ..CudaOptions::default() })
+}
+
+/// A card, or its emulator where there is none.
+fn open(mut options: CudaOptions) -> Option<Cuda> {
+    options.places.last.push("/usr/local/cuda/lib64".into());
     let error = match Cuda::new(&options) {
         Ok(cuda) => return Some(cuda),
         Err(error) if std::env::var_os("IRONMILL_REQUIRE_CUDA").is_some() => panic!("{error}"),
         Err(error) => error,
     };
-    match ironmill_emulator::folder().expect("the emulator's folder") {
-        Some(folder) => {
-            options.folders.insert(0, folder);
-            Some(Cuda::new(&options).expect("the emulator stands for a card"))
-        }
-        None => {
-            eprintln!("skipped, because there is no CUDA card to use, and no compiler for its emulator: {error}");
-            None
-        }
-    }
+    let Some(folder) = ironmill_emulator::folder().expect("the emulator's folder") else {
+        eprintln!("skipped, because there is no CUDA card to use, and no compiler for its emulator: {error}");
+        return None;
+    };
+    options.places.first.push(folder);
+    Some(Cuda::new(&options).expect("the emulator stands for a card"))
 }
 
 /// Every case in every element type that a program can have it in.
@@ -496,13 +496,8 @@ fn run_in_every_way(name: &str, cases: &[Case], ways: usize) -> Vec<Vec<Vec<Vec<
     let folder = std::env::temp_dir().join(format!("ironmill-ways-{name}-{}", std::process::id()));
     let file = folder.join("choices.txt");
     let open = || {
-        let options = CudaOptions {
-            folders: vec!["/usr/local/cuda/lib64".into()],
-            kernel_cache: Some(folder.join("kernels")),
-            choices: Some(file.clone()),
-            ..CudaOptions::default()
-        };
-        Cuda::new(&options).expect("there is a card")
+        let (kernel_cache, choices) = (Some(folder.join("kernels")), Some(file.clone()));
+        open(CudaOptions { kernel_cache, choices, ..CudaOptions::default() }).expect("there is a card")
     };
     if cuda().is_none() {
         return Vec::new();
@@ -723,9 +718,9 @@ fn a_sequence_ends_with_the_memory_it_names() {
 /// Compiling needs the compiler alone, so that a machine without a card can check every kernel.
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
-    let folders: Vec<_> =
-        std::env::var_os("IRONMILL_CUDA_LIBRARIES").iter().flat_map(std::env::split_paths).collect();
-    let compile = |architecture: &str| match ironmill_compute::cuda::compile_all(&folders, architecture, None)
+    let first = std::env::var_os("IRONMILL_CUDA_LIBRARIES").iter().flat_map(std::env::split_paths).collect();
+    let places = Places { first, last: Vec::new() };
+    let compile = |architecture: &str| match ironmill_compute::cuda::compile_all(&places, architecture, None)
     {
         Ok(count) => assert!(count > 10, "{count} images"),
         Err(error @ Error::LibraryMissing { .. }) => {

@@ -402,15 +402,23 @@ impl Product {
     }
 }
 
+/// Terms that are added up before they meet the sum of those before: one long chain would round more than the real library does.
+const CHAIN: usize = 64;
+
 /// A column of the result: columns of the left factor times numbers.
 fn add_column(sums: &mut [f32], left: &[f32], right: &[f32]) {
     #[inline(always)]
     fn all(sums: &mut [f32], left: &[f32], right: &[f32]) {
         sums.fill(0.0);
-        for (column, factor) in left.chunks_exact(sums.len()).zip(right) {
-            for (sum, x) in sums.iter_mut().zip(column) {
-                *sum = x.mul_add(*factor, *sum);
+        let mut parts = vec![0.0f32; sums.len()];
+        for (left, right) in left.chunks(CHAIN * sums.len()).zip(right.chunks(CHAIN)) {
+            parts.fill(0.0);
+            for (column, factor) in left.chunks_exact(sums.len()).zip(right) {
+                for (part, x) in parts.iter_mut().zip(column) {
+                    *part = x.mul_add(*factor, *part);
+                }
             }
+            sums.iter_mut().zip(&parts).for_each(|(sum, part)| *sum += part);
         }
     }
     #[cfg(target_arch = "x86_64")]

@@ -39,7 +39,7 @@ impl Watch {
             parameters: plan.memory.parameters,
             flops_per_token: plan.memory.flops_per_token as f64,
             planned_bytes: plan.total_bytes() as u64,
-            gauge: cuda::ordinal(device).and_then(Gauge::open),
+            gauge: cuda::ordinal(device).and_then(|card| Gauge::open(card, &cuda::places())),
             last: None,
             profiled: None,
             findings: Map::new(),

@@ -8,7 +8,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{c_int, c_void},
     fmt::Write as _,
-    path::PathBuf,
     ptr,
     sync::Arc,
 };
@@ -16,7 +15,7 @@ use std::{
 use super::{
     call::Arg,
     driver::{Driver, missing},
-    library::{self, Needed},
+    library::{self, Needed, Places},
     symbols::symbols,
 };
 use crate::{
@@ -295,8 +294,8 @@ pub(super) struct Blas {
 }
 
 impl Blas {
-    pub fn open(driver: Arc<Driver>, folders: &[PathBuf]) -> Result<Self> {
-        let found = library::open(Needed::BlasLt, folders)
+    pub fn open(driver: Arc<Driver>, places: &Places) -> Result<Self> {
+        let found = library::open(Needed::BlasLt, places)
             .ok_or_else(|| missing(Needed::BlasLt, "it was not found"))?;
         let api = Api::load(found.library)
             .map_err(|symbol| missing(Needed::BlasLt, &format!("the one found has no {symbol}")))?;

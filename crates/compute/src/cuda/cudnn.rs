@@ -14,7 +14,6 @@ use std::{
     ffi::{c_int, c_void},
     fmt::Write as _,
     marker::PhantomData,
-    path::PathBuf,
     ptr,
     sync::Arc,
 };
@@ -23,7 +22,7 @@ use super::{
     AttentionBy, attention,
     call::{Arg, Builder},
     driver::missing,
-    library::{self, Needed},
+    library::{self, Needed, Places},
     rows,
     symbols::symbols,
 };
@@ -482,13 +481,13 @@ pub(super) struct Cudnn {
 impl Cudnn {
     /// Opens the library if it is there and of use on such a card.
     pub fn open(
-        folders: &[PathBuf],
+        places: &Places,
         by: AttentionBy,
         capability: usize,
         memory_bytes: usize,
         stream: usize,
     ) -> Option<Self> {
-        let api = Api::load(library::open(Needed::Cudnn, folders)?.library).ok()?;
+        let api = Api::load(library::open(Needed::Cudnn, places)?.library).ok()?;
         let version = version(&api);
         let is_of_use = ![AttentionBy::Kernels, AttentionBy::WholeHeads].contains(&by)
             && capability <= NEWEST_CAPABILITY
@@ -574,9 +573,9 @@ impl Cudnn {
 pub(super) const CHOICES: &str = "cudnn";
 
 /// The version and the place of the library, for `doctor`.
-pub(super) fn describe(folders: &[PathBuf]) -> Result<String> {
+pub(super) fn describe(places: &Places) -> Result<String> {
     let found =
-        library::open(Needed::Cudnn, folders).ok_or_else(|| missing(Needed::Cudnn, "it was not found"))?;
+        library::open(Needed::Cudnn, places).ok_or_else(|| missing(Needed::Cudnn, "it was not found"))?;
     let api = Api::load(found.library)
         .map_err(|symbol| missing(Needed::Cudnn, &format!("the one found has no {symbol}")))?;
     Ok(format!("{} at {}", spelled(version(&api)), found.path.display()))

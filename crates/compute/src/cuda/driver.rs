@@ -6,7 +6,6 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    path::PathBuf,
     ptr,
 };
 
@@ -16,7 +15,7 @@ use pages::{Access, Properties};
 
 use super::{
     call::{Grid, Start},
-    library::{self, Needed},
+    library::{self, Needed, Places},
     symbols::symbols,
 };
 use crate::{
@@ -210,8 +209,8 @@ pub(super) struct Driver {
 
 impl Driver {
     /// Opens the driver and initialises it.
-    pub fn open(folders: &[PathBuf]) -> Result<Self> {
-        let found = library::open(Needed::Driver, folders)
+    pub fn open(places: &Places) -> Result<Self> {
+        let found = library::open(Needed::Driver, places)
             .ok_or_else(|| missing(Needed::Driver, "it was not found"))?;
         let api = Api::load(found.library)
             .map_err(|symbol| missing(Needed::Driver, &format!("the one found has no {symbol}")))?;

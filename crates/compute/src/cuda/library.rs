@@ -1,7 +1,7 @@
 //! Where the vendor's libraries are: nothing is linked, so that one binary runs with and without a GPU.
 //!
-//! A library is looked for by the names that its versions have, first where the system's loader looks, then in the folders that
-//! the caller names: the CUDA toolkit's, and those of Python wheels.
+//! A library is looked for by the names that its versions have: in folders that somebody named, then where the system's loader looks, then in
+//! folders that often have it, such as the CUDA toolkit's and those of Python wheels.
 #![expect(unsafe_code, reason = "opens libraries at run time")]
 
 use std::path::{Path, PathBuf};
@@ -80,6 +80,15 @@ impl Needed {
     }
 }
 
+/// Where libraries are looked for besides the system's own places.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    /// Folders that come before those.
+    pub first: Vec<PathBuf>,
+    /// Folders that come behind them.
+    pub last: Vec<PathBuf>,
+}
+
 /// A library that was found.
 pub(super) struct Found {
     pub library: Library,
@@ -88,13 +97,13 @@ pub(super) struct Found {
 }
 
 /// Opens a library, or gives nothing where none of its names is anywhere.
-pub(super) fn open(needed: Needed, folders: &[PathBuf]) -> Option<Found> {
+pub(super) fn open(needed: Needed, places: &Places) -> Option<Found> {
     let here = needed.files().iter().map(PathBuf::from);
-    let there = folders
-        .iter()
-        .flat_map(|folder| needed.files().iter().map(move |file| folder.join(file)))
-        .filter(|path| path.exists());
-    here.chain(there).find_map(|path| {
+    let there = |folders: &[PathBuf]| {
+        let paths = folders.iter().flat_map(|folder| needed.files().iter().map(move |file| folder.join(file)));
+        paths.filter(|path| path.exists()).collect::<Vec<_>>()
+    };
+    there(&places.first).into_iter().chain(here).chain(there(&places.last)).find_map(|path| {
         if let Some(beginning) = needed.opens_by_name() {
             open_beside(&path, beginning);
         }

@@ -32,7 +32,7 @@ mod symbols;
 mod warpgroups;
 mod weight_gradient;
 
-pub use library::Needed;
+pub use library::{Needed, Places};
 pub use nvml::{Gauge, Reading};
 pub use probe::{CardReport, LibraryReport, compile_all, probe};
 
@@ -85,7 +85,7 @@ pub struct CudaOptions {
     /// Which card, counted from 0 as the driver does.
     pub ordinal: usize,
     /// Where libraries are looked for besides the system's own places.
-    pub folders: Vec<PathBuf>,
+    pub places: Places,
     /// Where compiled kernels are kept; nowhere if absent.
     pub kernel_cache: Option<PathBuf>,
     /// A file of the algorithms that were chosen for products and attentions: read if it is there, and written when there are
@@ -187,7 +187,7 @@ impl Cuda {
     /// Opens a card.
     pub fn new(options: &CudaOptions) -> Result<Self> {
         let _alone = one_at_a_time();
-        let driver = Arc::new(Driver::open(&options.folders)?);
+        let driver = Arc::new(Driver::open(&options.places)?);
         let count = driver.device_count()?;
         if options.ordinal >= count {
             return Err(Error::Cuda {
@@ -205,7 +205,7 @@ impl Cuda {
                 advice: "cards since Ampere (8.0) are supported; use --device cpu",
             });
         }
-        let nvrtc = Nvrtc::open(&options.folders)?;
+        let nvrtc = Nvrtc::open(&options.places)?;
         let context = driver.retain_context(device)?;
         driver.make_current(context)?;
         let multiprocessors = driver.attribute(device, Attribute::Multiprocessors)?;
@@ -213,9 +213,9 @@ impl Cuda {
         let free_at_first = driver.free_memory()?;
         let stream = driver.create_stream()?;
         let last = LastOut { driver: Arc::clone(&driver), stream };
-        let mut blas = Blas::open(Arc::clone(&driver), &options.folders)?;
+        let mut blas = Blas::open(Arc::clone(&driver), &options.places)?;
         let mut cudnn = Cudnn::open(
-            &options.folders,
+            &options.places,
             options.attention,
             capability,
             driver.total_memory(device)?,

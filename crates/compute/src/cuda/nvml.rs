@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_uint};
 
 use super::{
     driver::Driver,
-    library::{self, Needed},
+    library::{self, Needed, Places},
     symbols::symbols,
 };
 
@@ -57,11 +57,11 @@ pub struct Gauge {
 
 impl Gauge {
     /// Opens NVML for a card, counted from 0 as the driver does; nothing where either is not there.
-    pub fn open(ordinal: usize) -> Option<Gauge> {
-        let driver = Driver::open(&[]).ok()?;
+    pub fn open(ordinal: usize, places: &Places) -> Option<Gauge> {
+        let driver = Driver::open(places).ok()?;
         // The two count cards differently; both know them by their place on the bus.
         let bus = CString::new(driver.bus_id(driver.device(ordinal).ok()?).ok()?).ok()?;
-        let api = Api::load(library::open(Needed::Nvml, &[])?.library).ok()?;
+        let api = Api::load(library::open(Needed::Nvml, places)?.library).ok()?;
         // SAFETY: no arguments to get wrong.
         if unsafe { (api.nvmlInit_v2)() } != 0 {
             return None;

@@ -10,7 +10,7 @@ use std::{
 use super::{
     aside::write_aside,
     driver::missing,
-    library::{self, Needed},
+    library::{self, Needed, Places},
     symbols::symbols,
 };
 use crate::error::{Error, Result};
@@ -48,8 +48,8 @@ pub(super) struct Nvrtc {
 }
 
 impl Nvrtc {
-    pub fn open(folders: &[PathBuf]) -> Result<Self> {
-        let found = library::open(Needed::Nvrtc, folders)
+    pub fn open(places: &Places) -> Result<Self> {
+        let found = library::open(Needed::Nvrtc, places)
             .ok_or_else(|| missing(Needed::Nvrtc, "it was not found"))?;
         let api = Api::load(found.library)
             .map_err(|symbol| missing(Needed::Nvrtc, &format!("the one found has no {symbol}")))?;

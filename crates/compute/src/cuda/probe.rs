@@ -1,11 +1,11 @@
 //! What there is of libraries and cards, without needing any of it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{
     EIGHT_BIT_CAPABILITY, cudnn,
     driver::{self, Attribute, Driver},
-    library::{self, Needed},
+    library::{self, Needed, Places},
     modules,
     nvrtc::Nvrtc,
 };
@@ -43,8 +43,8 @@ impl CardReport {
 }
 
 /// What is there, without needing any of it.
-pub fn probe(folders: &[PathBuf]) -> (Vec<LibraryReport>, Vec<CardReport>) {
-    let driver = Driver::open(folders);
+pub fn probe(places: &Places) -> (Vec<LibraryReport>, Vec<CardReport>) {
+    let driver = Driver::open(places);
     let described = |result: Result<String>| result.map_err(|error| error.to_string());
     let libraries = Needed::ALL
         .into_iter()
@@ -58,9 +58,9 @@ pub fn probe(folders: &[PathBuf]) -> (Vec<LibraryReport>, Vec<CardReport>) {
                         advice: needed.advice(),
                     }),
                 }),
-                Needed::Nvrtc => described(Nvrtc::open(folders).map(|nvrtc| nvrtc.describe())),
-                Needed::Cudnn => described(cudnn::describe(folders)),
-                Needed::BlasLt | Needed::Nvml => match library::open(needed, folders) {
+                Needed::Nvrtc => described(Nvrtc::open(places).map(|nvrtc| nvrtc.describe())),
+                Needed::Cudnn => described(cudnn::describe(places)),
+                Needed::BlasLt | Needed::Nvml => match library::open(needed, places) {
                     Some(found) => Ok(found.path.display().to_string()),
                     None => Err(driver::missing(needed, "it was not found").to_string()),
                 },
@@ -97,8 +97,8 @@ pub(super) fn capability(driver: &Driver, device: i32) -> Result<usize> {
 
 /// Compiles every kernel in every element type for an architecture such as `sm_90a`, with no card: what `.ci/run` checks.
 /// Returns how many files were compiled.
-pub fn compile_all(folders: &[PathBuf], architecture: &str, cache: Option<&Path>) -> Result<usize> {
-    modules::compile_all(&Nvrtc::open(folders)?, architecture, cache)
+pub fn compile_all(places: &Places, architecture: &str, cache: Option<&Path>) -> Result<usize> {
+    modules::compile_all(&Nvrtc::open(places)?, architecture, cache)
 }
 
 /// What the compiler calls a capability. Hopper's own instructions need the letter.
