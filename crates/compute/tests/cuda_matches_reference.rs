@@ -30,19 +30,11 @@ fn cuda_with(attention: AttentionBy) -> Option<Cuda> {
 }
 
 /// A card, or its emulator where there is none.
-fn open(mut options: CudaOptions) -> Option<Cuda> {
-    options.places.last.push("/usr/local/cuda/lib64".into());
-    let error = match Cuda::new(&options) {
-        Ok(cuda) => return Some(cuda),
-        Err(error) if std::env::var_os("IRONMILL_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => error,
-    };
-    let Some(folder) = ironmill_emulator::folder().expect("the emulator's folder") else {
-        eprintln!("skipped, because there is no CUDA card to use, and no compiler for its emulator: {error}");
-        return None;
-    };
-    options.places.first.push(folder);
-    Some(Cuda::new(&options).expect("the emulator stands for a card"))
+fn open(options: CudaOptions) -> Option<Cuda> {
+    ironmill_emulator::card_or_emulator(|emulator| {
+        let places = Places { first: emulator.into_iter().collect(), last: vec!["/usr/local/cuda/lib64".into()] };
+        Cuda::new(&CudaOptions { places, ..options.clone() })
+    })
 }
 
 /// Every case in every element type that a program can have it in.

@@ -29,12 +29,36 @@ pub use machine::{Launch, Region, Table, Timing, run};
 pub use program::Program;
 pub use ptx::parse;
 
-use std::{io, path::PathBuf};
+use std::{fmt::Display, io, path::PathBuf};
 
 /// The names under which programs look for the libraries that this one stands for.
 const NAMES: [&str; 3] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"];
 /// The file that the build makes of this crate.
 const FILE: &str = "libironmill_emulator.so";
+
+/// What `open` gives for a card of this machine, or, where there is none, with the emulator's folder; nothing where there is neither,
+/// which is told, or, with `IRONMILL_REQUIRE_CUDA`, a failure.
+#[expect(clippy::print_stderr, reason = "a test that skips says so")]
+pub fn card_or_emulator<T, E: Display>(
+    open: impl Fn(Option<PathBuf>) -> std::result::Result<T, E>,
+) -> Option<T> {
+    let error = match open(None) {
+        Ok(card) => return Some(card),
+        Err(error) => error,
+    };
+    assert!(std::env::var_os("IRONMILL_REQUIRE_CUDA").is_none(), "{error}");
+    match folder() {
+        Ok(Some(folder)) => match open(Some(folder)) {
+            Ok(emulated) => Some(emulated),
+            Err(error) => panic!("the emulator stands for a card, but: {error}"),
+        },
+        Ok(None) => {
+            eprintln!("skipped: no CUDA card ({error}), and no compiler of kernels for its emulator");
+            None
+        }
+        Err(error) => panic!("the emulator's folder: {error}"),
+    }
+}
 
 /// A folder where a program finds the emulator in the place of NVIDIA's libraries, made beside the running test; nothing where there is no
 /// compiler of kernels.

@@ -17,6 +17,7 @@ mod training;
 
 use std::path::PathBuf;
 
+use ironmill_compute::cuda::Places;
 use ironmill_compute::{Cpu, Cuda, CudaOptions, Device, Reference};
 use ironmill_model::{
     Architecture, Decay, Gemma, Mlp, Model, ModelConfig, Objective, Schedule, TrainOptions,
@@ -31,26 +32,22 @@ fn backends() -> Vec<(Box<dyn Device>, f64)> {
     backends
 }
 
-/// A card, where there is one to use; IRONMILL_REQUIRE_CUDA makes its absence a failure.
+/// A card, where there is one to use, or its emulator.
 fn cuda() -> Option<Box<dyn Device>> {
     cuda_with(None)
 }
 
 /// A card, where there is one, whose choices of algorithms are kept in a file: devices with the same file compute the same bits.
 fn cuda_with(choices: Option<PathBuf>) -> Option<Box<dyn Device>> {
-    let options = CudaOptions {
-        choices,
-        folders: vec!["/usr/local/cuda/lib64".into()],
-        kernel_cache: Some(std::env::temp_dir().join("ironmill-test-kernels")),
-        ..CudaOptions::default()
-    };
-    match Cuda::new(&options) {
-        Ok(cuda) => Some(Box::new(cuda)),
-        Err(error) => {
-            assert!(std::env::var_os("IRONMILL_REQUIRE_CUDA").is_none(), "{error}");
-            None
-        }
-    }
+    let cuda = ironmill_emulator::card_or_emulator(|emulator| {
+        Cuda::new(&CudaOptions {
+            choices: choices.clone(),
+            places: Places { first: emulator.into_iter().collect(), last: vec!["/usr/local/cuda/lib64".into()] },
+            kernel_cache: Some(std::env::temp_dir().join("ironmill-test-kernels")),
+            ..CudaOptions::default()
+        })
+    });
+    cuda.map(|cuda| Box::new(cuda) as Box<dyn Device>)
 }
 
 fn tiny(architecture: Architecture) -> ModelConfig {
