@@ -29,7 +29,12 @@ pub use machine::{Launch, Region, Table, Timing, run};
 pub use program::Program;
 pub use ptx::parse;
 
-use std::{fmt::Display, io, path::PathBuf};
+use std::{
+    fmt::Display,
+    io,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 /// The names under which programs look for the libraries that this one stands for.
 const NAMES: [&str; 3] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"];
@@ -49,7 +54,10 @@ pub fn card_or_emulator<T, E: Display>(
     assert!(std::env::var_os("IRONMILL_REQUIRE_CUDA").is_none(), "{error}");
     match folder() {
         Ok(Some(folder)) => match open(Some(folder)) {
-            Ok(emulated) => Some(emulated),
+            Ok(emulated) => {
+                STANDS_IN.store(true, Ordering::Relaxed);
+                Some(emulated)
+            }
             Err(error) => panic!("the emulator stands for a card, but: {error}"),
         },
         Ok(None) => {
@@ -58,6 +66,13 @@ pub fn card_or_emulator<T, E: Display>(
         }
         Err(error) => panic!("the emulator's folder: {error}"),
     }
+}
+
+static STANDS_IN: AtomicBool = AtomicBool::new(false);
+
+/// Whether `card_or_emulator` gave the emulator: what takes a card moments takes it minutes, so tests do less.
+pub fn stands_in() -> bool {
+    STANDS_IN.load(Ordering::Relaxed)
 }
 
 /// A folder where a program finds the emulator in the place of NVIDIA's libraries, made beside the running test; nothing where there is no

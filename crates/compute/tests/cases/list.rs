@@ -476,8 +476,8 @@ pub fn products_of_rows(m: usize) -> Vec<Case> {
     cases
 }
 
-/// Products with GELU and its slope that are large enough for a card to time the ways there are.
-pub fn gelus_worth_timing() -> Vec<Case> {
+/// Products with GELU and its slope, or as many that are large enough for a card to time the ways there are.
+pub fn gelus_in_tiles(worth_timing: bool) -> Vec<Case> {
     let products = DType::F32;
     // Neither rows nor columns are whole tiles; in the second, every block has several of them.
     let of = |(m, n, k): (usize, usize, usize), slope: bool| {
@@ -491,19 +491,23 @@ pub fn gelus_worth_timing() -> Vec<Case> {
         outputs.push(random(&[n], 9));
         [forward, backward, Case { kernel, inputs, outputs, terms: k + m }]
     };
-    let [few, many] = [(328, 1000, 520), (3000, 2200, 136)];
+    let [few, many] = match worth_timing {
+        true => [(328, 1000, 520), (3000, 2200, 136)],
+        false => [(200, 328, 200), (600, 712, 136)],
+    };
     [of(few, false), of(few, true), of(many, false), of(many, true)].concat()
 }
 
 /// Gradients of weights whose tiles fill a card, though they are not whole and neither are the rows: one that is written, and one with rows
 /// and columns changed over that is added.
-pub fn weight_gradients_in_wide_tiles() -> [Case; 2] {
-    let (terms, products) = (328, DType::F32);
+pub fn weight_gradients_in_wide_tiles(worth_timing: bool) -> [Case; 2] {
+    let products = DType::F32;
+    let (terms, weight) = if worth_timing { (328, [1264, 5120]) } else { (72, [1000, 800]) };
     let of = |[rows, columns]: [usize; 2]| {
         let inputs = vec![random(&[terms, rows], 1), random(&[terms, columns], 2)];
         into_state(&op(Op::LinearGradWeight { products }, inputs, terms))
     };
-    let ([set, _], [_, added]) = (of([1264, 5120]), of([5120, 1264]));
+    let ([set, _], [_, added]) = (of(weight), of([weight[1], weight[0]]));
     [set, added]
 }
 
@@ -690,10 +694,10 @@ const MANY_HEADS: usize = 150;
 
 /// The same for so many heads that every multiprocessor has some, one after another, with few and with many in the last round: too many
 /// for the reference. In numbers of 16 bits, then of eight.
-pub fn grads_of_many_heads() -> [Vec<Case>; 2] {
+pub fn grads_of_many_heads(counts: [usize; 2]) -> [Vec<Case>; 2] {
     let (t, d) = (256, 64);
     let mut forms = [Vec::new(), Vec::new()];
-    for (b, heads, mask) in [(3, 100, Mask::Causal), (2, 115, Mask::Full)] {
+    for (b, heads, mask) in [(3, counts[0], Mask::Causal), (2, counts[1], Mask::Full)] {
         let of = single_heads(heads, mask);
         let (wide, joint) = ([b, t, heads * d], [b, t, 3 * heads * d]);
         let log_sum_exp = map(random(&[b, heads, t], 6), |x| (t as f32).ln() + 1.0 + 0.1 * x);

@@ -13,7 +13,7 @@ pub use list::{
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{
-    attentions_in_whole_tiles, attentions_of_wide_heads, gelus_worth_timing, grads_of_many_heads,
+    attentions_in_whole_tiles, attentions_of_wide_heads, gelus_in_tiles, grads_of_many_heads,
     grads_of_whole_heads, quantised_grads_of_whole_heads, weight_gradients_in_wide_tiles,
 };
 

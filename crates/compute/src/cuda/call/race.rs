@@ -29,7 +29,7 @@ const MOST_RUNS_OF_A_TURN: f64 = 1000.0;
 
 impl Builder<'_> {
     /// Adds the calls of the fastest of several ways to run a launch; false where there is none. The ways are timed once for
-    /// every key, if that is worth it; otherwise the first that there is runs.
+    /// every key, if that is worth it; otherwise the first that there is runs. What ran is kept in either case.
     pub fn fastest(
         &mut self,
         key: String,
@@ -38,14 +38,17 @@ impl Builder<'_> {
         ways: &[&Fill<'_>],
     ) -> Result<bool> {
         let [inputs, outputs] = views;
-        let chosen = match self.machine.blas.way(&key) {
-            None if is_worth_timing => self.race(key, views, ways)?,
-            earlier => earlier,
+        let kept = self.machine.blas.way(&key);
+        let chosen = match kept {
+            None if is_worth_timing => self.race(views, ways)?,
+            kept => kept,
         };
-        let first = chosen.and_then(|way| ways.get(way));
         let before = self.pending.len();
-        for way in first.into_iter().chain(ways) {
-            if way(self, inputs, outputs)? {
+        for way in chosen.filter(|&way| way < ways.len()).into_iter().chain(0..ways.len()) {
+            if ways[way](self, inputs, outputs)? {
+                if kept.is_none() {
+                    self.machine.blas.keep_way(key, way);
+                }
                 return Ok(true);
             }
             // What it prepared for a product that there is not.
@@ -56,7 +59,7 @@ impl Builder<'_> {
 
     /// The way that takes the least time. A card that has rested is faster than one at work, and ways differ in how much power they
     /// draw: those that may win take turns that are long enough for the card's clock to follow.
-    fn race(&mut self, key: String, views: [&[View]; 2], ways: &[&Fill<'_>]) -> Result<Option<usize>> {
+    fn race(&mut self, views: [&[View]; 2], ways: &[&Fill<'_>]) -> Result<Option<usize>> {
         let (driver, stream) = (Arc::clone(self.machine.driver), self.machine.stream);
         let mut trials = Vec::with_capacity(ways.len());
         for (way, fill) in ways.iter().enumerate() {
@@ -78,11 +81,7 @@ impl Builder<'_> {
                 *seconds = median(&mut times[1..]);
             }
         }
-        let best = trials.iter().min_by(|a, b| a.0.total_cmp(&b.0)).map(|&(_, way, _)| way);
-        if let Some(way) = best {
-            self.machine.blas.keep_way(key, way);
-        }
-        Ok(best)
+        Ok(trials.iter().min_by(|a, b| a.0.total_cmp(&b.0)).map(|&(_, way, _)| way))
     }
 
     /// The least time of the calls that `fill` adds for a launch with such operands, which lie in memory of random numbers while
