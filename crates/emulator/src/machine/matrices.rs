@@ -16,9 +16,6 @@ type Outcome<T> = Result<T, String>;
 
 /// Rows of a warp's part of a product.
 const ROWS: usize = 16;
-/// The most terms that one instruction adds up, and the most columns that it has.
-const MOST_TERMS: usize = 32;
-const MOST_COLUMNS: usize = 256;
 
 static HALVES: LazyLock<Box<[f32]>> = LazyLock::new(|| (0..=u16::MAX).map(from_f16).collect());
 static E4M3_BYTES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|bits| E4M3.value(bits as u8)));
@@ -32,111 +29,96 @@ impl Element {
         }
     }
 
-    fn value(self, bits: u16) -> f32 {
+    /// The elements of words, each in its turn.
+    #[inline]
+    fn values(self, words: &[u32], mut take: impl FnMut(usize, f32)) {
+        let halves = words.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]).enumerate();
+        let bytes = words.iter().flat_map(|word| word.to_le_bytes()).enumerate();
         match self {
-            Element::F16 => HALVES[bits as usize],
-            Element::Bf16 => from_bf16(bits),
-            Element::E4m3 => E4M3_BYTES[bits as usize & 0xff],
-            Element::E5m2 => E5M2_BYTES[bits as usize & 0xff],
-        }
-    }
-
-    /// The elements of bytes.
-    fn values(self, bytes: &[u8], mut take: impl FnMut(usize, f32)) {
-        match self.bytes() {
-            1 => bytes.iter().enumerate().for_each(|(index, &bits)| take(index, self.value(bits.into()))),
-            _ => {
-                let pairs = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
-                pairs.enumerate().for_each(|(index, bits)| take(index, self.value(bits)));
+            Element::Bf16 => halves.for_each(|(index, bits)| take(index, from_bf16(bits))),
+            Element::F16 => {
+                let table = &**HALVES;
+                halves.for_each(|(index, bits)| take(index, table[bits as usize]));
+            }
+            Element::E4m3 => {
+                let table = &*E4M3_BYTES;
+                bytes.for_each(|(index, bits)| take(index, table[bits as usize]));
+            }
+            Element::E5m2 => {
+                let table = &*E5M2_BYTES;
+                bytes.for_each(|(index, bits)| take(index, table[bits as usize]));
             }
         }
     }
 }
 
-/// The left factor of a warp by rows, from its registers: a[0] has rows g, a[1] rows g + 8, both with terms 2t and the next; a[2] and a[3]
-/// those eight terms further.
-fn left_of_registers(of: Element, a: [&Words; 4]) -> [[f32; MOST_TERMS]; ROWS] {
-    let mut left = [[0.0; MOST_TERMS]; ROWS];
+/// The left factor of a warp by rows of 16 terms, from its registers: a[0] has rows g, a[1] rows g + 8, both with terms 2t and the next;
+/// a[2] and a[3] those eight terms further.
+fn left_of_registers(of: Element, a: [&Words; 4]) -> [f32; ROWS * 16] {
+    let mut left = [0.0; ROWS * 16];
     for (index, registers) in a.into_iter().enumerate() {
-        for (lane, &pair) in registers.iter().enumerate() {
-            let (row, term) = (lane / 4 + index % 2 * 8, lane % 4 * 2 + index / 2 * 8);
-            left[row][term] = of.value(pair as u16);
-            left[row][term + 1] = of.value((pair >> 16) as u16);
-        }
+        of.values(registers, |place, value| {
+            let lane = place / 2;
+            let (row, term) = (lane / 4 + index % 2 * 8, lane % 4 * 2 + place % 2 + index / 2 * 8);
+            left[row * 16 + term] = value;
+        });
     }
     left
 }
 
-/// Sums of `columns`, to which products of so many terms are added, term by term.
-fn add_products(
-    sums: &mut [[f32; MOST_COLUMNS]; ROWS],
-    left: &[[f32; MOST_TERMS]; ROWS],
-    right: &[[f32; MOST_COLUMNS]; MOST_TERMS],
-    terms: usize,
-    columns: usize,
-) {
+/// Adds products to sums of `columns`, term by term: `left` by rows, `right` by terms.
+fn add_products(sums: &mut [f32], left: &[f32], right: &[f32], columns: usize) {
     #[inline(always)]
-    fn all(
-        sums: &mut [[f32; MOST_COLUMNS]; ROWS],
-        left: &[[f32; MOST_TERMS]; ROWS],
-        right: &[[f32; MOST_COLUMNS]; MOST_TERMS],
-        terms: usize,
-        columns: usize,
-    ) {
-        for (sums, left) in sums.iter_mut().zip(left) {
-            for eight in (0..columns).step_by(8) {
-                let mut own: [f32; 8] = std::array::from_fn(|i| sums[eight + i]);
-                for (a, right) in left[..terms].iter().zip(right) {
-                    for (i, sum) in own.iter_mut().enumerate() {
-                        *sum += a * right[eight + i];
+    fn all(sums: &mut [f32], left: &[f32], right: &[f32], columns: usize) {
+        let terms = right.len() / columns;
+        for (sums, left) in sums.chunks_exact_mut(columns).zip(left.chunks_exact(terms)) {
+            for (eight, sums) in sums.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                let mut own = *sums;
+                for (a, right) in left.iter().zip(right.chunks_exact(columns)) {
+                    let right = &right.as_chunks::<8>().0[eight];
+                    for (sum, b) in own.iter_mut().zip(right) {
+                        *sum += a * b;
                     }
                 }
-                sums[eight..eight + 8].copy_from_slice(&own);
+                *sums = own;
             }
         }
     }
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn wide(
-            sums: &mut [[f32; MOST_COLUMNS]; ROWS],
-            left: &[[f32; MOST_TERMS]; ROWS],
-            right: &[[f32; MOST_COLUMNS]; MOST_TERMS],
-            terms: usize,
-            columns: usize,
-        ) {
-            all(sums, left, right, terms, columns);
+        fn wide(sums: &mut [f32], left: &[f32], right: &[f32], columns: usize) {
+            all(sums, left, right, columns);
         }
         if has_wide_vectors() {
             #[expect(unsafe_code, reason = "a function that not every processor can run")]
             // SAFETY: the processor was asked.
-            return unsafe { wide(sums, left, right, terms, columns) };
+            return unsafe { wide(sums, left, right, columns) };
         }
     }
-    all(sums, left, right, terms, columns);
+    all(sums, left, right, columns);
 }
 
-/// Sums as registers have them: of every eight columns two numbers of row g and two of row g + 8.
-fn sums_from(d: &[&Words]) -> Box<[[f32; MOST_COLUMNS]; ROWS]> {
-    let mut sums = Box::new([[0.0; MOST_COLUMNS]; ROWS]);
-    for (index, register) in d.iter().enumerate() {
-        for (lane, &bits) in register.iter().enumerate() {
-            let (row, column) = place_of_sum(index, lane);
-            sums[row][column] = f32::from_bits(bits);
-        }
-    }
-    sums
-}
-
+/// Where a lane's number of a register of sums belongs: of every eight columns registers have two numbers of row g and two of row g + 8.
 fn place_of_sum(index: usize, lane: usize) -> (usize, usize) {
     (lane / 4 + index / 2 % 2 * 8, index / 4 * 8 + lane % 4 * 2 + index % 2)
 }
 
-fn put_sums(warp: &mut Warp, sums: &[[f32; MOST_COLUMNS]; ROWS], d: &[Slot], active: u32) {
+/// Sums by rows, as registers have them.
+fn get_sums<'a>(sums: &mut [f32], columns: usize, d: impl Iterator<Item = &'a Words>) {
+    for (index, register) in d.enumerate() {
+        for (lane, &bits) in register.iter().enumerate() {
+            let (row, column) = place_of_sum(index, lane);
+            sums[row * columns + column] = f32::from_bits(bits);
+        }
+    }
+}
+
+fn put_sums(warp: &mut Warp, sums: &[f32], columns: usize, d: &[Slot], active: u32) {
     for (index, slot) in d.iter().enumerate() {
         let register = std::array::from_fn(|lane| {
             let (row, column) = place_of_sum(index, lane);
-            sums[row][column].to_bits()
+            sums[row * columns + column].to_bits()
         });
         warp.put_word(*slot, &register, active);
     }
@@ -144,18 +126,20 @@ fn put_sums(warp: &mut Warp, sums: &[[f32; MOST_COLUMNS]; ROWS], d: &[Slot], act
 
 /// 16 rows, 8 columns, 16 terms. b[0] has terms 2t and the next of column g, b[1] those eight further.
 pub fn product(warp: &mut Warp, program: &Program, product: &Product, active: u32) {
+    const COLUMNS: usize = 8;
     let left = left_of_registers(product.of, product.a.map(|slot| warp.word(program, slot)));
-    let mut right = [[0.0; MOST_COLUMNS]; MOST_TERMS];
+    let mut right = [0.0; 16 * COLUMNS];
     for (index, slot) in product.b.into_iter().enumerate() {
-        for (lane, &pair) in warp.word(program, slot).iter().enumerate() {
-            let (term, column) = (lane % 4 * 2 + index * 8, lane / 4);
-            right[term][column] = product.of.value(pair as u16);
-            right[term + 1][column] = product.of.value((pair >> 16) as u16);
-        }
+        product.of.values(warp.word(program, slot), |place, value| {
+            let lane = place / 2;
+            let (term, column) = (lane % 4 * 2 + place % 2 + index * 8, lane / 4);
+            right[term * COLUMNS + column] = value;
+        });
     }
-    let mut sums = sums_from(&product.c.map(|slot| warp.word(program, slot)));
-    add_products(&mut sums, &left, &right, 16, 8);
-    put_sums(warp, &sums, &product.d, active);
+    let mut sums = [0.0; ROWS * COLUMNS];
+    get_sums(&mut sums, COLUMNS, product.c.iter().map(|&slot| warp.word(program, slot)));
+    add_products(&mut sums, &left, &right, COLUMNS);
+    put_sums(warp, &sums, COLUMNS, &product.d, active);
 }
 
 /// A factor in shared memory, as its description says.
@@ -195,25 +179,23 @@ impl Described {
         mut take: impl FnMut(usize, usize, f32),
     ) -> Outcome<()> {
         let each = 16 / of.bytes();
-        let mut piece = [0u8; 16];
-        let mut fetch = |place: u32| -> Outcome<[u8; 16]> {
+        let fetch = |place: u32| -> Outcome<[u32; 4]> {
             let from = blocks.shared(block, place, 16)?;
-            raw::copy(piece.as_mut_ptr() as u64, from, 16);
-            Ok(piece)
+            Ok(std::array::from_fn(|word| raw::read(from + 4 * word as u64, 4) as u32))
         };
         if turned {
             // A row has one term of all lines.
             for term in 0..terms {
                 for line in (first..first + lines).step_by(each) {
-                    let bytes = fetch(self.place(term, line / each))?;
-                    of.values(&bytes, |index, value| take(line - first + index, term, value));
+                    let piece = fetch(self.place(term, line / each))?;
+                    of.values(&piece, |index, value| take(line - first + index, term, value));
                 }
             }
         } else {
             for line in first..first + lines {
                 for term in (0..terms).step_by(each) {
-                    let bytes = fetch(self.place(line, term / each))?;
-                    of.values(&bytes, |index, value| take(line - first, term + index, value));
+                    let piece = fetch(self.place(line, term / each))?;
+                    of.values(&piece, |index, value| take(line - first, term + index, value));
                 }
             }
         }
@@ -233,38 +215,34 @@ pub fn group_product(warp: &mut Warp, blocks: &Blocks<'_>, product: &GroupProduc
         }
         Described::new(all[0])
     };
-    let left = match &product.left {
-        Left::Registers(a) => left_of_registers(left_of, a.map(|slot| warp.word(program, slot))),
+    let columns = product.columns;
+    let mut left = vec![0.0; ROWS * terms];
+    match &product.left {
+        Left::Registers(a) => {
+            left.copy_from_slice(&left_of_registers(left_of, a.map(|slot| warp.word(program, slot))));
+        }
         Left::Shared(slot, turned) => {
-            let mut left = [[0.0; MOST_TERMS]; ROWS];
             let rows = (warp.number % 4 * ROWS, ROWS, terms);
             description(warp, *slot)?.read(blocks, warp.block, left_of, rows, *turned, |row, term, value| {
-                left[row][term] = value;
+                left[row * terms + term] = value;
             })?;
-            left
         }
-    };
-    let mut right = Box::new([[0.0; MOST_COLUMNS]; MOST_TERMS]);
-    let columns = (0, product.columns, terms);
-    description(warp, product.right)?.read(
-        blocks,
-        warp.block,
-        right_of,
-        columns,
-        product.right_turned,
-        |column, term, value| right[term][column] = value,
-    )?;
+    }
+    let mut right = vec![0.0; terms * columns];
+    let all = (0, columns, terms);
+    let is_turned = product.right_turned;
+    description(warp, product.right)?.read(blocks, warp.block, right_of, all, is_turned, |column, term, value| {
+        right[term * columns + column] = value;
+    })?;
     let adds = warp.predicate(program, product.adds) & active;
-    let mut sums = if adds == active {
-        let d: Vec<&Words> = product.d.iter().map(|&slot| warp.word(program, slot)).collect();
-        sums_from(&d)
-    } else if adds == 0 {
-        Box::new([[0.0; MOST_COLUMNS]; ROWS])
-    } else {
+    let mut sums = vec![0.0; ROWS * columns];
+    if adds == active {
+        get_sums(&mut sums, columns, product.d.iter().map(|&slot| warp.word(program, slot)));
+    } else if adds != 0 {
         return Err("lanes of a warp differ in whether sums go on".into());
-    };
-    add_products(&mut sums, &left, &right, terms, product.columns);
-    put_sums(warp, &sums, &product.d, active);
+    }
+    add_products(&mut sums, &left, &right, columns);
+    put_sums(warp, &sums, columns, &product.d, active);
     Ok(())
 }
 

@@ -56,6 +56,11 @@ fn requests(count: usize, longest: usize, max_tokens: usize) -> Vec<Request> {
         .collect()
 }
 
+/// How much of something a card is given, and how much its emulator, which takes a thousand times as long.
+fn much<T>(on_a_card: T, emulated: T) -> T {
+    if ironmill_emulator::stands_in() { emulated } else { on_a_card }
+}
+
 fn run(engine: &mut Engine, rows: usize, ahead: usize, requests: &[Request]) -> Vec<Vec<Token>> {
     let options = GeneratorOptions { rows, ahead, ..GeneratorOptions::default() };
     let mut generator = Generator::new(engine, options).unwrap();
@@ -74,11 +79,12 @@ fn a_text_is_the_same_beside_any_others_bit_for_bit() {
         for config in wide_kinds() {
             let Some(mut engine) = engine(&config, of) else { return };
             // Longer prompts would be read by products of the library, which rounds as suits the number of rows.
-            let mut requests = requests(32, 1, 40);
+            let most = much(32, 6);
+            let mut requests = requests(most, 1, much(40, 4));
             requests.iter_mut().step_by(3).for_each(|request| request.log_probabilities = Some(4));
-            let together = run(&mut engine, 32, 0, &requests);
-            assert_eq!(run(&mut engine, 32, 0, &requests), together, "again, {of}, {config:?}");
-            for rows in [1, 2, 6, 16] {
+            let together = run(&mut engine, most, 0, &requests);
+            assert_eq!(run(&mut engine, most, 0, &requests), together, "again, {of}, {config:?}");
+            for &rows in much(&[1, 2, 6, 16][..], &[1, 2]) {
                 let few = &requests[..rows + 3];
                 assert_eq!(
                     run(&mut engine, rows, 0, few),
@@ -107,16 +113,17 @@ fn weights_in_int8_give_the_same_text_beside_any_others_and_that_of_its_launches
         let keep = Keep::Int8(DType::BF16);
         let Some(mut engine) = engine_keeping(&config, keep) else { return };
         // Longer prompts would be read by products of the library, which rounds as suits the number of rows.
-        let mut requests = requests(32, 1, 20);
-        let together = run(&mut engine, 32, 0, &requests);
-        for rows in [1, 2, 6] {
+        let most = much(32, 6);
+        let mut requests = requests(most, 1, much(20, 3));
+        let together = run(&mut engine, most, 0, &requests);
+        for &rows in much(&[1, 2, 6][..], &[1, 2]) {
             let few = &requests[..rows + 3];
             assert_eq!(run(&mut engine, rows, 0, few), together[..rows + 3], "{rows} rows, {config:?}");
         }
         let flown = [together, run(&mut engine, 48, 0, &requests)];
         let launched = run_as_launches(&mut engine, &mut requests);
         let compared = compare(&requests, &launched, &flown, (&config, NEAR_TIE_IN_EIGHT_BITS));
-        assert!(compared >= 32, "{compared} tokens stood out, {config:?}");
+        assert!(compared >= much(32, 4), "{compared} tokens stood out, {config:?}");
     }
 }
 
@@ -125,14 +132,15 @@ fn one_kernel_for_a_step_gives_the_tokens_of_its_launches() {
     for of in [DType::F32, DType::BF16, DType::F16] {
         for config in wide_kinds() {
             let Some(mut engine) = engine(&config, of) else { return };
-            let mut requests = requests(32, 40, 4);
+            let most = much(32, 8);
+            let mut requests = requests(most, much(40, 9), much(4, 2));
             let mut flown: Vec<Vec<Vec<Token>>> =
-                [1, 2, 4, 32].map(|rows| run(&mut engine, rows, 0, &requests)).into();
+                [1, 2, 4, most].map(|rows| run(&mut engine, rows, 0, &requests)).into();
             let launched = run_as_launches(&mut engine, &mut requests);
             // With probabilities, which the requests ask for now.
-            flown.extend([2, 32].map(|rows| run(&mut engine, rows, 0, &requests)));
+            flown.extend([2, most].map(|rows| run(&mut engine, rows, 0, &requests)));
             let compared = compare(&requests, &launched, &flown, (&config, near_tie(of)));
-            assert!(compared >= 32, "{compared} tokens stood out, {of}, {config:?}");
+            assert!(compared >= much(32, 2), "{compared} tokens stood out, {of}, {config:?}");
         }
     }
 }
@@ -143,11 +151,11 @@ fn many_rows_give_the_tokens_of_few() {
     for config in wide_kinds() {
         let Some(mut engine) = engine(&config, DType::BF16) else { return };
         for rows in [48, 100] {
-            let mut requests = requests(rows, 40, 4);
+            let mut requests = requests(rows, much(40, 3), much(4, 1));
             let flown = run(&mut engine, rows, 0, &requests);
             let launched = run_as_launches(&mut engine, &mut requests);
             let compared = compare(&requests, &launched, &[flown], (&config, near_tie(DType::BF16)));
-            assert!(compared >= 40, "{compared} tokens stood out in {rows} rows, {config:?}");
+            assert!(compared >= much(40, 10), "{compared} tokens stood out in {rows} rows, {config:?}");
         }
     }
 }
