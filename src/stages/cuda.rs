@@ -61,7 +61,8 @@ pub fn cache_folder() -> Option<PathBuf> {
 /// of others and of Python wheels.
 pub fn places() -> Places {
     let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(absolute).map(|home| home.join("lib64"));
-    let mut folders = ["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from).to_vec();
+    let mut folders =
+        ["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from).to_vec();
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(absolute);
     let homes = absolute("HOME").map(|home| home.join(".local"));
     let systems = ["/usr", "/usr/local"].map(PathBuf::from);

@@ -8,10 +8,9 @@ mod cases;
 use cases::{
     Case, Data, Tensor, UNLIKELY, adams_with_copies, all, attentions_in_whole_tiles,
     attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gelu_products,
-    gelus_in_tiles, grads_of_many_heads, grads_of_whole_heads, indices, largest, products_of_rows,
-    quantised, quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads,
-    quantised_norms, quantised_weights, random, run, scaled_products, unlikely_targets,
-    weight_gradients_in_wide_tiles,
+    gelus_in_tiles, grads_of_many_heads, grads_of_whole_heads, indices, largest, products_of_rows, quantised,
+    quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads, quantised_norms,
+    quantised_weights, random, run, scaled_products, unlikely_targets, weight_gradients_in_wide_tiles,
 };
 use ironmill_compute::cuda::Places;
 use ironmill_compute::{
@@ -32,7 +31,8 @@ fn cuda_with(attention: AttentionBy) -> Option<Cuda> {
 /// A card, or its emulator where there is none.
 fn open(options: CudaOptions) -> Option<Cuda> {
     ironmill_emulator::card_or_emulator(|emulator| {
-        let places = Places { first: emulator.into_iter().collect(), last: vec!["/usr/local/cuda/lib64".into()] };
+        let places =
+            Places { first: emulator.into_iter().collect(), last: vec!["/usr/local/cuda/lib64".into()] };
         Cuda::new(&CudaOptions { places, ..options.clone() })
     })
 }

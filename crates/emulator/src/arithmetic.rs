@@ -235,7 +235,9 @@ fn whole(opcode: &str) -> Option<Lanewise> {
         "clz.b32" => lanewise!(W1, (a: u32) -> u32, a.leading_zeros()),
         "brev.b32" => lanewise!(W1, (a: u32) -> u32, a.reverse_bits()),
         // The shift that brings the highest one to the top.
-        "bfind.shiftamt.u32" => lanewise!(W1, (a: u32) -> u32, if a == 0 { u32::MAX } else { a.leading_zeros() }),
+        "bfind.shiftamt.u32" => {
+            lanewise!(W1, (a: u32) -> u32, if a == 0 { u32::MAX } else { a.leading_zeros() })
+        }
         "prmt.b32" => lanewise!(W3, (a: u32, b: u32, c: u32) -> u32, permute(a, b, c)),
 
         "add.s64" | "add.u64" => lanewise!(D2, (a: u64, b: u64) -> u64, a.wrapping_add(b)),
@@ -341,7 +343,9 @@ fn conversion(opcode: &str) -> Option<Lanewise> {
         "cvt.rmi.f32.f32" => single!(W1, a; a.floor()),
         "cvt.rzi.u32.f32" => lanewise!(W1, (a: u32) -> u32, f32::from_bits(a) as u32),
         "cvt.rzi.s32.f32" => lanewise!(W1, (a: u32) -> u32, f32::from_bits(a) as i32 as u32),
-        "cvt.rni.s32.f32" => lanewise!(W1, (a: u32) -> u32, f32::from_bits(a).round_ties_even() as i32 as u32),
+        "cvt.rni.s32.f32" => {
+            lanewise!(W1, (a: u32) -> u32, f32::from_bits(a).round_ties_even() as i32 as u32)
+        }
         "cvt.rzi.u64.f32" => lanewise!(WordToDouble, (a: u32) -> u64, f32::from_bits(a) as u64),
         "cvt.rzi.s64.f32" => lanewise!(WordToDouble, (a: u32) -> u64, f32::from_bits(a) as i64 as u64),
         "cvt.f64.f32" => lanewise!(WordToDouble, (a: u32) -> u64, f64::from(f32::from_bits(a)).to_bits()),

@@ -25,7 +25,9 @@ pub enum Error {
         detail: String,
     },
     /// A kernel that did what a card does not let it do.
-    #[error("{kernel}: {detail}, in line {line} of the assembly, `{statement}`, block {block}, thread {thread}")]
+    #[error(
+        "{kernel}: {detail}, in line {line} of the assembly, `{statement}`, block {block}, thread {thread}"
+    )]
     Fault {
         /// The kernel.
         kernel: String,

@@ -71,8 +71,7 @@ impl Eight {
         }
         let normal = 1 << self.fraction;
         let (exponent, fraction) = (magnitude / normal, magnitude % normal);
-        let (exponent, steps) =
-            if exponent == 0 { (0, fraction) } else { (exponent - 1, fraction + normal) };
+        let (exponent, steps) = if exponent == 0 { (0, fraction) } else { (exponent - 1, fraction + normal) };
         sign * steps as f32 * 2f32.powi(exponent + self.smallest - self.fraction)
     }
 }

@@ -311,7 +311,8 @@ fn product(desc: usize, layouts: [usize; 4], at: [u64; 4], beta: f32) -> Result<
     let product = Product { description, layouts: [a, b, c, d], at, beta };
     let [rows, terms] = product.of_left();
     let [more_terms, columns] = product.of_right();
-    if terms != more_terms || [d.rows, d.columns] != [rows, columns] || [c.rows, c.columns] != [rows, columns] {
+    if terms != more_terms || [d.rows, d.columns] != [rows, columns] || [c.rows, c.columns] != [rows, columns]
+    {
         return Err(INVALID_VALUE);
     }
     let eights = [a, b].map(|factor| factor.of.bytes() == 1);

@@ -100,7 +100,8 @@ pub(super) struct Found {
 pub(super) fn open(needed: Needed, places: &Places) -> Option<Found> {
     let here = needed.files().iter().map(PathBuf::from);
     let there = |folders: &[PathBuf]| {
-        let paths = folders.iter().flat_map(|folder| needed.files().iter().map(move |file| folder.join(file)));
+        let paths =
+            folders.iter().flat_map(|folder| needed.files().iter().map(move |file| folder.join(file)));
         paths.filter(|path| path.exists()).collect::<Vec<_>>()
     };
     there(&places.first).into_iter().chain(here).chain(there(&places.last)).find_map(|path| {

@@ -214,13 +214,8 @@ impl Cuda {
         let stream = driver.create_stream()?;
         let last = LastOut { driver: Arc::clone(&driver), stream };
         let mut blas = Blas::open(Arc::clone(&driver), &options.places)?;
-        let mut cudnn = Cudnn::open(
-            &options.places,
-            options.attention,
-            capability,
-            driver.total_memory(device)?,
-            stream,
-        );
+        let mut cudnn =
+            Cudnn::open(&options.places, options.attention, capability, driver.total_memory(device)?, stream);
         let cached =
             options.kernel_cache.as_ref().map(|folder| folder.join(choices_name(&card, blas.version())));
         let choices: Vec<PathBuf> = [cached, options.choices.clone()].into_iter().flatten().collect();

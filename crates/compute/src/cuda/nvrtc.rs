@@ -49,8 +49,8 @@ pub(super) struct Nvrtc {
 
 impl Nvrtc {
     pub fn open(places: &Places) -> Result<Self> {
-        let found = library::open(Needed::Nvrtc, places)
-            .ok_or_else(|| missing(Needed::Nvrtc, "it was not found"))?;
+        let found =
+            library::open(Needed::Nvrtc, places).ok_or_else(|| missing(Needed::Nvrtc, "it was not found"))?;
         let api = Api::load(found.library)
             .map_err(|symbol| missing(Needed::Nvrtc, &format!("the one found has no {symbol}")))?;
         let mut version = [0; 2];

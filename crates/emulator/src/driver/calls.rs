@@ -12,7 +12,8 @@ use std::{
 
 use super::state::{
     Event, Function, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, Kernel, LAUNCH_FAILED, NOT_FOUND,
-    NOT_SUPPORTED, OUT_OF_MEMORY, Status, Stream, TOTAL_BYTES, Work, act, fail, give, may_share, reason, state,
+    NOT_SUPPORTED, OUT_OF_MEMORY, Status, Stream, TOTAL_BYTES, Work, act, fail, give, may_share, reason,
+    state,
 };
 use crate::{
     error::Error,

@@ -155,7 +155,10 @@ pub fn act(work: &Work, table: &Table) -> Status {
         Work::Fill { to, value, bytes } => raw::fill(*to, *value, *bytes),
         Work::Product(product) => {
             if let Err(detail) = product.run(table) {
-                return fail(&Error::Launch { kernel: "a product of the library".into(), detail }, LAUNCH_FAILED);
+                return fail(
+                    &Error::Launch { kernel: "a product of the library".into(), detail },
+                    LAUNCH_FAILED,
+                );
             }
         }
         Work::Kernel(kernel) => {

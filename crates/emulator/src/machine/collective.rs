@@ -43,7 +43,14 @@ impl Warp {
         }
     }
 
-    pub fn vote(&mut self, program: &Program, vote: Vote, d: Slot, (of, opposite): (Slot, bool), active: u32) {
+    pub fn vote(
+        &mut self,
+        program: &Program,
+        vote: Vote,
+        d: Slot,
+        (of, opposite): (Slot, bool),
+        active: u32,
+    ) {
         let predicate = self.predicate(program, of);
         let holds = active & if opposite { !predicate } else { predicate };
         match vote {

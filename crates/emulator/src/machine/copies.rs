@@ -33,7 +33,9 @@ pub fn begin(
             from = blocks.global(warp.block, from, there)?;
         }
         if to % bytes as u64 != 0 || (there > 0 && from % bytes as u64 != 0) {
-            return Err(format!("a copy of {bytes} bytes from {from:#x}, or to a place that is no multiple of that"));
+            return Err(format!(
+                "a copy of {bytes} bytes from {from:#x}, or to a place that is no multiple of that"
+            ));
         }
         let copy = Copy { lane, group: warp.groups[lane], to, from, there, bytes };
         match blocks.launch.timing {
@@ -148,7 +150,12 @@ fn ask(blocks: &mut Blocks<'_>, arrival: Arrival) -> Outcome<()> {
     }
 }
 
-pub fn bulk(warp: &Warp, blocks: &mut Blocks<'_>, [to, from, bytes, barrier]: [Slot; 4], active: u32) -> Outcome<()> {
+pub fn bulk(
+    warp: &Warp,
+    blocks: &mut Blocks<'_>,
+    [to, from, bytes, barrier]: [Slot; 4],
+    active: u32,
+) -> Outcome<()> {
     let program = blocks.launch.program;
     for lane in lanes_of(active) {
         let bytes = warp.word(program, bytes)[lane] as usize;

@@ -106,7 +106,10 @@ impl Warp {
                             if needed & !active != 0 {
                                 // Lanes that a predicate leaves out will never come here.
                                 if needed & !active & mask != 0 {
-                                    return Err((at, "some lanes of a warp leave out what all must do".into()));
+                                    return Err((
+                                        at,
+                                        "some lanes of a warp leave out what all must do".into(),
+                                    ));
                                 }
                                 self.fragments[index].at = at;
                                 self.fragments[index].waits = true;
@@ -472,7 +475,9 @@ impl Warp {
             }
         }
         match lanes_of(active).find(|&lane| places[lane] % bytes as u64 != 0) {
-            Some(lane) => Err(format!("{bytes} bytes at {:#x} in lane {lane}, no multiple of that", places[lane])),
+            Some(lane) => {
+                Err(format!("{bytes} bytes at {:#x} in lane {lane}, no multiple of that", places[lane]))
+            }
             None => Ok(places),
         }
     }

@@ -230,10 +230,12 @@ impl Blocks<'_> {
             }
         }
         if let Some(arrival) = self.arrivals.first() {
-            let detail = format!("{} bytes were still on their way into a block that has ended", arrival.bytes());
+            let detail =
+                format!("{} bytes were still on their way into a block that has ended", arrival.bytes());
             return Err(Error::Launch { kernel: launch.program.name.clone(), detail });
         }
-        self.finish_all_stores().map_err(|detail| Error::Launch { kernel: launch.program.name.clone(), detail })
+        self.finish_all_stores()
+            .map_err(|detail| Error::Launch { kernel: launch.program.name.clone(), detail })
     }
 
     fn fault(&self, warp: &Warp, at: usize, detail: String) -> Error {
@@ -399,7 +401,9 @@ impl Blocks<'_> {
         let (rank, at) = ((address >> 24) as usize, (address & 0xff_ffff) as usize);
         let owner = match rank {
             0 => block,
-            rank if rank <= self.launch.cluster => block / self.launch.cluster * self.launch.cluster + rank - 1,
+            rank if rank <= self.launch.cluster => {
+                block / self.launch.cluster * self.launch.cluster + rank - 1
+            }
             _ => return Err(format!("{address:#x} is no address in shared memory")),
         };
         let owner = &self.blocks[owner];
@@ -426,7 +430,10 @@ impl Blocks<'_> {
             return Ok(address);
         }
         let shared = &self.blocks[block];
-        let shared = (shared.shared.address() + SHARED_BASE as u64, shared.shared.address() + shared.shared_end as u64);
+        let shared = (
+            shared.shared.address() + SHARED_BASE as u64,
+            shared.shared.address() + shared.shared_end as u64,
+        );
         let first = self.parameters.address();
         if holds(shared) || holds((first, first + self.launch.parameters.len() as u64)) {
             return Ok(address);
@@ -440,7 +447,12 @@ impl Blocks<'_> {
 
     // ---- Barriers in shared memory ----
 
-    pub fn begin_barrier(&mut self, block: usize, address: u32, count: u32) -> std::result::Result<(), String> {
+    pub fn begin_barrier(
+        &mut self,
+        block: usize,
+        address: u32,
+        count: u32,
+    ) -> std::result::Result<(), String> {
         let place = self.barrier_place(block, address)?;
         raw::write(place, 8, Arrivals::new(count)?.bits());
         Ok(())
@@ -457,7 +469,12 @@ impl Blocks<'_> {
     }
 
     /// Whether a phase has passed. What copies were to bring by then has come.
-    pub fn has_passed(&mut self, block: usize, address: u32, parity: u32) -> std::result::Result<bool, String> {
+    pub fn has_passed(
+        &mut self,
+        block: usize,
+        address: u32,
+        parity: u32,
+    ) -> std::result::Result<bool, String> {
         let place = self.barrier_place(block, address)?;
         let passed = || Arrivals::from_bits(raw::read(place, 8)).map(|barrier| barrier.has_passed(parity));
         if passed()? {

@@ -18,8 +18,10 @@ type Outcome<T> = Result<T, String>;
 const ROWS: usize = 16;
 
 static HALVES: LazyLock<Box<[f32]>> = LazyLock::new(|| (0..=u16::MAX).map(from_f16).collect());
-static E4M3_BYTES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|bits| E4M3.value(bits as u8)));
-static E5M2_BYTES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|bits| E5M2.value(bits as u8)));
+static E4M3_BYTES: LazyLock<[f32; 256]> =
+    LazyLock::new(|| std::array::from_fn(|bits| E4M3.value(bits as u8)));
+static E5M2_BYTES: LazyLock<[f32; 256]> =
+    LazyLock::new(|| std::array::from_fn(|bits| E5M2.value(bits as u8)));
 
 impl Element {
     fn bytes(self) -> usize {
@@ -156,7 +158,9 @@ impl Described {
         let field = |from: u32| ((description >> from) as u32 & 0x3fff) << 4;
         let (swizzle, offset) = (description >> 62, description >> 49 & 7);
         if swizzle != 1 || offset != 0 {
-            return Err(format!("a factor with the description {description:#x}: only rows of 128 bytes are known"));
+            return Err(format!(
+                "a factor with the description {description:#x}: only rows of 128 bytes are known"
+            ));
         }
         Ok(Described { start: field(0), leading: field(16), stride: field(32) })
     }
@@ -204,7 +208,12 @@ impl Described {
 }
 
 /// A warp's 16 of the 64 rows of a product.
-pub fn group_product(warp: &mut Warp, blocks: &Blocks<'_>, product: &GroupProduct, active: u32) -> Outcome<()> {
+pub fn group_product(
+    warp: &mut Warp,
+    blocks: &Blocks<'_>,
+    product: &GroupProduct,
+    active: u32,
+) -> Outcome<()> {
     let program = blocks.launch.program;
     let [left_of, right_of] = product.of;
     let terms = 32 / left_of.bytes();
@@ -223,17 +232,31 @@ pub fn group_product(warp: &mut Warp, blocks: &Blocks<'_>, product: &GroupProduc
         }
         Left::Shared(slot, turned) => {
             let rows = (warp.number % 4 * ROWS, ROWS, terms);
-            description(warp, *slot)?.read(blocks, warp.block, left_of, rows, *turned, |row, term, value| {
-                left[row * terms + term] = value;
-            })?;
+            description(warp, *slot)?.read(
+                blocks,
+                warp.block,
+                left_of,
+                rows,
+                *turned,
+                |row, term, value| {
+                    left[row * terms + term] = value;
+                },
+            )?;
         }
     }
     let mut right = vec![0.0; terms * columns];
     let all = (0, columns, terms);
     let is_turned = product.right_turned;
-    description(warp, product.right)?.read(blocks, warp.block, right_of, all, is_turned, |column, term, value| {
-        right[term * columns + column] = value;
-    })?;
+    description(warp, product.right)?.read(
+        blocks,
+        warp.block,
+        right_of,
+        all,
+        is_turned,
+        |column, term, value| {
+            right[term * columns + column] = value;
+        },
+    )?;
     let adds = warp.predicate(program, product.adds) & active;
     let mut sums = vec![0.0; ROWS * columns];
     if adds == active {

@@ -87,7 +87,11 @@ impl Warp {
 
     #[inline]
     pub fn word<'a>(&'a self, program: &'a Program, slot: Slot) -> &'a Words {
-        if slot & CONSTANT == 0 { &self.words[slot as usize] } else { &program.words[(slot ^ CONSTANT) as usize] }
+        if slot & CONSTANT == 0 {
+            &self.words[slot as usize]
+        } else {
+            &program.words[(slot ^ CONSTANT) as usize]
+        }
     }
 
     #[inline]

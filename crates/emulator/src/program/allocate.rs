@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{Code, CONSTANT, Registers, Role, Slot, Step};
+use super::{CONSTANT, Code, Registers, Role, Slot, Step};
 use crate::ptx::Class;
 
 /// Gives every register a place and says how many there are.
@@ -100,7 +100,8 @@ impl Set {
 
 /// The first and the last step of every register's life; a step's results begin between it and the next.
 fn lives(steps: &[Step], uses: &[Seen]) -> Vec<Option<(usize, usize)>> {
-    let count = uses.iter().flat_map(|seen| seen.reads.iter().chain(&seen.writes)).max().map_or(0, |max| max + 1);
+    let count =
+        uses.iter().flat_map(|seen| seen.reads.iter().chain(&seen.writes)).max().map_or(0, |max| max + 1);
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; count as usize];
     let blocks = blocks(steps);
     let block_of: HashMap<usize, usize> =

@@ -374,7 +374,9 @@ impl Code {
                 }
                 see(d, result, Writes);
             }
-            Code::SelectWord([d, a, b, by]) => visit_all(see, &mut [(a, Word), (b, Word), (by, Predicate)], d, Word),
+            Code::SelectWord([d, a, b, by]) => {
+                visit_all(see, &mut [(a, Word), (b, Word), (by, Predicate)], d, Word)
+            }
             Code::SelectDouble([d, a, b, by]) => {
                 visit_all(see, &mut [(a, Double), (b, Double), (by, Predicate)], d, Double);
             }

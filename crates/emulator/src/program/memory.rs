@@ -33,8 +33,14 @@ enum Place {
 impl Access {
     /// From the parts of a name behind its first.
     fn new(reading: &Reading<'_>) -> Result<Self> {
-        let mut access =
-            Access { space: Place::Anywhere, bytes: 0, signed: false, count: 1, has_policy: false, polls: false };
+        let mut access = Access {
+            space: Place::Anywhere,
+            bytes: 0,
+            signed: false,
+            count: 1,
+            has_policy: false,
+            polls: false,
+        };
         for part in &reading.parts[1..] {
             match *part {
                 "param" => access.space = Place::Parameter,
@@ -44,8 +50,8 @@ impl Access {
                 "v4" => access.count = 4,
                 "L2::cache_hint" => access.has_policy = true,
                 // How caches are to be used, and orders that this machine keeps by itself.
-                "nc" | "ca" | "cg" | "cs" | "L1::no_allocate" | "weak" | "release" | "cta" | "cluster" | "gpu"
-                | "sys" => (),
+                "nc" | "ca" | "cg" | "cs" | "L1::no_allocate" | "weak" | "release" | "cta" | "cluster"
+                | "gpu" | "sys" => (),
                 "volatile" | "relaxed" | "acquire" => access.polls = true,
                 "b8" | "u8" => access.bytes = 1,
                 "s8" => (access.bytes, access.signed) = (1, true),
@@ -107,7 +113,8 @@ impl Translator<'_> {
                 return self.copy_register(reading, access.class(), to[0], from);
             }
             if let Operand::Name(name) = &**base {
-                let start = self.parameter(name).ok_or_else(|| reading.wrong(format!("no parameter `{name}`")))?;
+                let start =
+                    self.parameter(name).ok_or_else(|| reading.wrong(format!("no parameter `{name}`")))?;
                 for (index, d) in to.into_iter().enumerate() {
                     let offset = start + (*offset as usize) + index * access.bytes;
                     self.push(Code::Parameter { d, offset, bytes: access.bytes });
@@ -171,9 +178,16 @@ impl Translator<'_> {
         Ok(narrow)
     }
 
-    fn address(&mut self, reading: &Reading<'_>, access: &Access, base: &Operand, offset: i64) -> Result<Address> {
+    fn address(
+        &mut self,
+        reading: &Reading<'_>,
+        access: &Access,
+        base: &Operand,
+        offset: i64,
+    ) -> Result<Address> {
         if let Operand::Name(name) = base {
-            let place = self.shared_place(name).ok_or_else(|| reading.wrong(format!("`{name}` is not known")))?;
+            let place =
+                self.shared_place(name).ok_or_else(|| reading.wrong(format!("`{name}` is not known")))?;
             return Ok(Address { space: Space::Shared, base: self.constant_word(place as u32), offset });
         }
         // The compiler may keep an address in shared memory in a double.

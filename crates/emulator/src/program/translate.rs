@@ -208,7 +208,8 @@ impl Translator<'_> {
             return Err(reading.wrong("a call of no function, or without a result"));
         };
         let source = self.source;
-        let function = source.functions.get(name).ok_or_else(|| reading.wrong(format!("no function `{name}`")))?;
+        let function =
+            source.functions.get(name).ok_or_else(|| reading.wrong(format!("no function `{name}`")))?;
         let mut passed = HashMap::new();
         let pairs = [(&function.results, 0), (&function.parameters, 2)];
         for (variables, index) in pairs {
@@ -234,7 +235,8 @@ impl Translator<'_> {
         if self.classes[slot as usize] == class {
             return Ok(slot);
         }
-        Err(reading.wrong(format!("a register of {:?} where {class:?} is expected", self.classes[slot as usize])))
+        Err(reading
+            .wrong(format!("a register of {:?} where {class:?} is expected", self.classes[slot as usize])))
     }
 
     /// Whether an operand is a register of 64 bits.
@@ -364,7 +366,8 @@ impl Translator<'_> {
             ["atom" | "red", ..] => return self.atomic(reading),
             ["mov", of] => self.mov(reading, of)?,
             ["setp", how, of] => {
-                let operation = arithmetic::comparison(how, of).ok_or_else(|| reading.wrong("this comparison"))?;
+                let operation =
+                    arithmetic::comparison(how, of).ok_or_else(|| reading.wrong("this comparison"))?;
                 return self.lanewise(reading, operation);
             }
             ["selp", of] => self.select(reading, of)?,
@@ -377,7 +380,9 @@ impl Translator<'_> {
                 let [a, mask] = self.words(reading, &reading.statement.operands[1..])?;
                 Code::Greatest([self.result(reading, reading.operand(0)?, Class::Word)?, a, mask])
             }
-            ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", left, right, "f32"] if left == right => {
+            ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", left, right, "f32"]
+                if left == right =>
+            {
                 let of = element(left).ok_or_else(|| reading.wrong("these elements"))?;
                 Code::Product(Box::new(Product {
                     of,
@@ -478,7 +483,9 @@ impl Translator<'_> {
         };
         Ok(match (of, to, from) {
             ("b64", Operand::List(all), _) => Code::Unpack(self.double(reading, from)?, parts(self, all)?),
-            ("b32", Operand::List(all), _) => Code::UnpackHalves(self.word(reading, from)?, parts(self, all)?),
+            ("b32", Operand::List(all), _) => {
+                Code::UnpackHalves(self.word(reading, from)?, parts(self, all)?)
+            }
             ("b64", _, Operand::List(all)) => {
                 let [low, high] = self.words(reading, all)?;
                 Code::Pack([self.result(reading, to, Class::Double)?, low, high])
@@ -558,7 +565,9 @@ impl Translator<'_> {
             ["cluster", "arrive", "release" | "relaxed", "aligned"] | ["cluster", "arrive", "aligned"] => {
                 return Ok(Code::ClusterArrive);
             }
-            ["cluster", "wait", "acquire", "aligned"] | ["cluster", "wait", "aligned"] => return Ok(Code::ClusterWait),
+            ["cluster", "wait", "acquire", "aligned"] | ["cluster", "wait", "aligned"] => {
+                return Ok(Code::ClusterWait);
+            }
             [how @ ("sync" | "arrive")] | [how @ ("sync" | "arrive"), "aligned"] => {
                 meeting.only_arrives = *how == "arrive";
                 meeting.barrier = self.word(reading, reading.operand(0)?)?;
@@ -624,7 +633,8 @@ impl Translator<'_> {
         let is_half = matches!(left_of, Element::F16 | Element::Bf16);
         let terms = if is_half { "k16" } else { "k32" };
         let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix(terms));
-        let columns: usize = columns.and_then(|n| n.parse().ok()).ok_or_else(|| reading.wrong("this shape"))?;
+        let columns: usize =
+            columns.and_then(|n| n.parse().ok()).ok_or_else(|| reading.wrong("this shape"))?;
         let slot = |operand| self.result(reading, operand, Class::Word);
         let d: Result<Vec<Slot>> = reading.list(0)?.iter().map(slot).collect();
         let d = d?;
@@ -632,7 +642,8 @@ impl Translator<'_> {
             return Err(reading.wrong(format!("{} sums of {columns} columns", d.len())));
         }
         let in_registers = matches!(reading.operand(1)?, Operand::List(_));
-        let mut turns = (6..reading.count()).map(|index| reading.number(index)).collect::<Result<Vec<_>>>()?;
+        let mut turns =
+            (6..reading.count()).map(|index| reading.number(index)).collect::<Result<Vec<_>>>()?;
         let expected = match (is_half, in_registers) {
             (false, _) => 0,
             (true, true) => 1,
@@ -671,7 +682,8 @@ impl Translator<'_> {
                     3 => None,
                     _ => Some(self.word(reading, reading.operand(3)?)?),
                 };
-                let (to, from) = (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);
+                let (to, from) =
+                    (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);
                 Code::Copy { to, from, bytes: reading.number(2)? as usize, there }
             }
             ["bulk", "prefetch", "L2", "global"] => Code::Nothing,
@@ -680,11 +692,21 @@ impl Translator<'_> {
                 Code::StoresWait(reading.number(0)? as usize)
             }
             ["bulk", "shared::cluster", how @ ..] if BY_BARRIER.starts_with(how) && how.len() > 1 => {
-                let (to, from) = (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);
+                let (to, from) =
+                    (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);
                 let bytes = self.word(reading, reading.operand(2)?)?;
                 Code::BulkLoad([to, from, bytes, self.place(reading, 3, Class::Word)?])
             }
-            ["bulk", "tensor", dimensions, "shared::cluster", "global", "tile", "mbarrier::complete_tx::bytes", how @ ..] => {
+            [
+                "bulk",
+                "tensor",
+                dimensions,
+                "shared::cluster",
+                "global",
+                "tile",
+                "mbarrier::complete_tx::bytes",
+                how @ ..,
+            ] => {
                 let is_for_all = match how {
                     [] | ["L2::cache_hint"] => false,
                     ["multicast::cluster"] => true,
@@ -692,7 +714,8 @@ impl Translator<'_> {
                 };
                 let (map, at) = self.tensor_place(reading, 1, dimensions)?;
                 let blocks = if is_for_all { Some(self.word(reading, reading.operand(3)?)?) } else { None };
-                let (to, barrier) = (self.place(reading, 0, Class::Word)?, self.place(reading, 2, Class::Word)?);
+                let (to, barrier) =
+                    (self.place(reading, 0, Class::Word)?, self.place(reading, 2, Class::Word)?);
                 Code::BoxLoad(Box::new(BoxLoad { to, map, at, barrier, blocks }))
             }
             ["bulk", "tensor", dimensions, "global", "shared::cta", "bulk_group"] => {
@@ -703,7 +726,12 @@ impl Translator<'_> {
         })
     }
 
-    fn tensor_place(&mut self, reading: &Reading<'_>, index: usize, dimensions: &str) -> Result<(Slot, Vec<Slot>)> {
+    fn tensor_place(
+        &mut self,
+        reading: &Reading<'_>,
+        index: usize,
+        dimensions: &str,
+    ) -> Result<(Slot, Vec<Slot>)> {
         let Operand::Place { base, offset: 0, coordinates } = reading.operand(index)? else {
             return Err(reading.wrong("a tensor's place is expected"));
         };
@@ -731,7 +759,11 @@ impl Translator<'_> {
             ["try_wait" | "test_wait", "parity", "shared::cta", "b64"] => {
                 let barrier = self.place(reading, 1, Class::Word)?;
                 let parity = self.word(reading, reading.operand(2)?)?;
-                Code::BarrierTest([self.result(reading, reading.operand(0)?, Class::Predicate)?, barrier, parity])
+                Code::BarrierTest([
+                    self.result(reading, reading.operand(0)?, Class::Predicate)?,
+                    barrier,
+                    parity,
+                ])
             }
             _ => return Err(reading.wrong("this barrier")),
         })

@@ -248,7 +248,9 @@ impl<'a> Parser<'a> {
                         self.next()?;
                     }
                 }
-                Some(Token::Word(label)) if self.tokens.get(self.at + 1).map(|t| t.0) == Some(Token::Mark(':')) => {
+                Some(Token::Word(label))
+                    if self.tokens.get(self.at + 1).map(|t| t.0) == Some(Token::Mark(':')) =>
+                {
                     self.at += 2;
                     let here = Label(body.function.statements.len());
                     body.scopes[body.scope].labels.insert(label, here);
@@ -468,6 +470,8 @@ pub fn type_bytes(name: &str) -> Option<usize> {
     match name {
         ".bf16" | ".f16" => Some(2),
         ".f16x2" | ".bf16x2" => Some(4),
-        _ => digits.parse::<usize>().ok().filter(|bits| matches!(bits, 8 | 16 | 32 | 64)).map(|bits| bits / 8),
+        _ => {
+            digits.parse::<usize>().ok().filter(|bits| matches!(bits, 8 | 16 | 32 | 64)).map(|bits| bits / 8)
+        }
     }
 }

@@ -42,7 +42,10 @@ fn cuda_with(choices: Option<PathBuf>) -> Option<Box<dyn Device>> {
     let cuda = ironmill_emulator::card_or_emulator(|emulator| {
         Cuda::new(&CudaOptions {
             choices: choices.clone(),
-            places: Places { first: emulator.into_iter().collect(), last: vec!["/usr/local/cuda/lib64".into()] },
+            places: Places {
+                first: emulator.into_iter().collect(),
+                last: vec!["/usr/local/cuda/lib64".into()],
+            },
             kernel_cache: Some(std::env::temp_dir().join("ironmill-test-kernels")),
             ..CudaOptions::default()
         })
