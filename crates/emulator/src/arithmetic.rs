@@ -71,17 +71,18 @@ macro_rules! compare {
 macro_rules! compare_floats {
     ($opcode:expr, $variant:ident, $bits:ty, $float:ty) => {{
         const READ: fn($bits) -> $float = <$float>::from_bits;
+        const NONE: fn($bits, $bits) -> bool = |a, b| READ(a).is_nan() || READ(b).is_nan();
         match $opcode {
             // Here a number that is none differs from all others; Rust's `!=` is `neu`.
             "ne" => Some(compared!($variant, (a: $bits, b: $bits), READ(a) < READ(b) || READ(a) > READ(b))),
             "equ" => Some(compared!($variant, (a: $bits, b: $bits), !(READ(a) < READ(b) || READ(a) > READ(b)))),
             "neu" => Some(compared!($variant, (a: $bits, b: $bits), READ(a) != READ(b))),
-            "ltu" => Some(compared!($variant, (a: $bits, b: $bits), !(READ(a) >= READ(b)))),
-            "leu" => Some(compared!($variant, (a: $bits, b: $bits), !(READ(a) > READ(b)))),
-            "gtu" => Some(compared!($variant, (a: $bits, b: $bits), !(READ(a) <= READ(b)))),
-            "geu" => Some(compared!($variant, (a: $bits, b: $bits), !(READ(a) < READ(b)))),
-            "num" => Some(compared!($variant, (a: $bits, b: $bits), !READ(a).is_nan() && !READ(b).is_nan())),
-            "nan" => Some(compared!($variant, (a: $bits, b: $bits), READ(a).is_nan() || READ(b).is_nan())),
+            "ltu" => Some(compared!($variant, (a: $bits, b: $bits), NONE(a, b) || READ(a) < READ(b))),
+            "leu" => Some(compared!($variant, (a: $bits, b: $bits), NONE(a, b) || READ(a) <= READ(b))),
+            "gtu" => Some(compared!($variant, (a: $bits, b: $bits), NONE(a, b) || READ(a) > READ(b))),
+            "geu" => Some(compared!($variant, (a: $bits, b: $bits), NONE(a, b) || READ(a) >= READ(b))),
+            "num" => Some(compared!($variant, (a: $bits, b: $bits), !NONE(a, b))),
+            "nan" => Some(compared!($variant, (a: $bits, b: $bits), NONE(a, b))),
             other => compare!(other, $variant, $bits, $float, <$float>::from_bits),
         }
     }};

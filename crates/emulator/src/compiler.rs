@@ -5,7 +5,6 @@
 use std::{
     ffi::{CStr, CString, c_char, c_int},
     path::{Path, PathBuf},
-    ptr,
     sync::LazyLock,
 };
 
@@ -128,7 +127,7 @@ functions! {
 
     /// Gives a program back.
     fn nvrtcDestroyProgram(program: *mut usize) {
-        if program.is_null() || program == ptr::null_mut() {
+        if program.is_null() || program.is_null() {
             return INTERNAL_ERROR;
         }
         forward!(c"nvrtcDestroyProgram", (program: *mut usize))

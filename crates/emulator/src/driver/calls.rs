@@ -625,7 +625,7 @@ functions! {
             let is_far = dimension > 0 && !tensor.strides[dimension].is_multiple_of(16);
             is_far || tensor.sizes[dimension] == 0 || !(1..=256).contains(&tensor.boxes[dimension])
         };
-        if !address.is_multiple_of(16) || (0..rank).any(is_bad) || (map as usize) % 64 != 0 {
+        if !address.is_multiple_of(16) || (0..rank).any(is_bad) || !(map as usize).is_multiple_of(64) {
             return INVALID_VALUE;
         }
         tensor.write(map as u64);

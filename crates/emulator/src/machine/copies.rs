@@ -32,7 +32,7 @@ pub fn begin(
         if there > 0 {
             from = blocks.global(warp.block, from, there)?;
         }
-        if to % bytes as u64 != 0 || (there > 0 && from % bytes as u64 != 0) {
+        if to % bytes as u64 != 0 || (there > 0 && !from.is_multiple_of(bytes as u64)) {
             return Err(format!(
                 "a copy of {bytes} bytes from {from:#x}, or to a place that is no multiple of that"
             ));
@@ -161,7 +161,7 @@ pub fn bulk(
         let bytes = warp.word(program, bytes)[lane] as usize;
         let to = blocks.shared(warp.block, warp.word(program, to)[lane], bytes)?;
         let from = blocks.global(warp.block, warp.double(program, from)[lane], bytes)?;
-        if bytes % 16 != 0 || to % 16 != 0 || from % 16 != 0 {
+        if !bytes.is_multiple_of(16) || to % 16 != 0 || from % 16 != 0 {
             return Err(format!("a bulk copy of {bytes} bytes from {from:#x}: not all are multiples of 16"));
         }
         let barrier = blocks.barrier_place(warp.block, warp.word(program, barrier)[lane])?;

@@ -328,7 +328,7 @@ fn place_of_half(
     if turned {
         (row, column) = (column, row);
     }
-    if rows[row] % 16 != 0 {
+    if !rows[row].is_multiple_of(16) {
         return Err(format!("a row of a matrix at {:#x}, no multiple of 16", rows[row]));
     }
     Ok(blocks.shared(block, rows[row], 16)? + 2 * column as u64)

@@ -78,9 +78,9 @@ impl Tensor {
         let end = (tensor.sizes[0] as i64 - first[0]).clamp(begin, tensor.boxes[0].into());
         (0..rows).map(move |row| {
             let (mut rest, mut address, mut exists) = (row, tensor.address as i64, end > begin);
-            for dimension in 1..tensor.rank {
+            for (dimension, &first) in first.iter().enumerate().take(tensor.rank).skip(1) {
                 let size = tensor.boxes[dimension] as usize;
-                let at = first[dimension] + (rest % size) as i64;
+                let at = first + (rest % size) as i64;
                 rest /= size;
                 exists &= (0..tensor.sizes[dimension] as i64).contains(&at);
                 address += at * tensor.strides[dimension] as i64;

@@ -638,7 +638,7 @@ impl Translator<'_> {
         let slot = |operand| self.result(reading, operand, Class::Word);
         let d: Result<Vec<Slot>> = reading.list(0)?.iter().map(slot).collect();
         let d = d?;
-        if d.len() != columns / 2 || columns % 8 != 0 {
+        if d.len() != columns / 2 || !columns.is_multiple_of(8) {
             return Err(reading.wrong(format!("{} sums of {columns} columns", d.len())));
         }
         let in_registers = matches!(reading.operand(1)?, Operand::List(_));
