@@ -173,12 +173,12 @@ impl Rule<'_> {
             Kernel::NormGrads(of) => self.outputs(&self.norm_grads(of, 0)?),
             Kernel::JointSiluGate => {
                 self.count(1, 1)?;
-                let half = self.half()?;
+                let half = self.half_of(inputs[0])?;
                 self.outputs(&Op::SiluGate.outputs(&[half, half])?)
             }
             Kernel::JointSiluGateGrad => {
                 self.count(2, 1)?;
-                let half = self.half()?;
+                let half = self.half_of(inputs[0])?;
                 Op::SiluGateGrad.outputs(&[half, half, inputs[1]])?;
                 self.outputs(&inputs[..1])
             }
@@ -193,6 +193,17 @@ impl Rule<'_> {
                 self.ensure(inputs[2].shape == d_h[0].shape, "gradient and input must have one shape")?;
                 let sums = if has_sums { Op::LinearGradBias.outputs(&d_h)? } else { Vec::new() };
                 self.outputs(&[d_h, sums].concat())
+            }
+            &Kernel::LinearGate { products } => {
+                let slopes = Op::Linear { bias: false, products }.outputs(inputs)?[0];
+                self.outputs(&[slopes, self.half_of(slopes)?])
+            }
+            &Kernel::LinearGradGate { products } => {
+                self.count(3, 1)?;
+                let d_y = Op::LinearGradInput { products }.outputs(&inputs[..2])?[0];
+                let is_alike = self.half_of(inputs[2])?.shape == d_y.shape;
+                self.ensure(is_alike, "slopes must be twice as wide as the product")?;
+                self.outputs(&inputs[2..])
             }
             Kernel::JointAttention(attention) => {
                 let extra = attention.extra_operands();
@@ -290,9 +301,8 @@ impl Rule<'_> {
         }
     }
 
-    /// The type of either half of the first input's columns.
-    fn half(&self) -> Result<TensorType> {
-        let joint = self.inputs[0];
+    /// The type of either half of a tensor's columns.
+    fn half_of(&self, joint: TensorType) -> Result<TensorType> {
         let columns = joint.shape.columns();
         self.ensure(columns.is_multiple_of(2), "gate and up must have as many columns")?;
         Ok(TensorType { shape: joint.shape.with_columns(columns / 2), dtype: joint.dtype })

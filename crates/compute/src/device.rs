@@ -138,8 +138,8 @@ pub trait Device: Send {
     /// Bytes of the device's memory that are in use since it was opened, where that is known.
     fn used_bytes(&self) -> Option<usize>;
 
-    /// Whether gradients of products with GELU, with activations of this type, are faster with its slope, kept in place of its
-    /// argument.
+    /// Whether gradients of products with GELU or a gate, with activations of this type, are faster with slopes, kept in place of what
+    /// they are slopes at.
     fn keeps_slopes(&self, _activations: DType) -> bool {
         false
     }

@@ -106,6 +106,17 @@ pub enum Kernel {
         /// Whether sums are added to what is there.
         add: bool,
     },
+    /// Fused product and gate: `(x, w, which gives gates and behind them as many ups) → slopes [..,2·H], SiLU(gate)·up [..,H]`. Slopes are
+    /// what the gradient wants of gates and ups: up·SiLU′(gate) and, behind them, SiLU(gate).
+    LinearGate {
+        /// What x and w are rounded to before they are multiplied.
+        products: DType,
+    },
+    /// Fused gradient of a gate's operands: `(d_y, w, slopes [..,2·H]) → d_gate and d_up [..,2·H]`, each its slope times d_y·w.
+    LinearGradGate {
+        /// What d_y and w are rounded to before they are multiplied.
+        products: DType,
+    },
     /// Attention whose queries, keys and values are columns of one tensor:
     /// `(qkv [B,T,(H + 2·Hkv)·D], borders if any) → [B,T,H·D], log-sum-exp [B,H,T]`.
     JointAttention(Attention),
@@ -269,6 +280,8 @@ impl Kernel {
             Kernel::LinearGelu { .. } => "linear_gelu",
             Kernel::LinearGradGelu { .. } => "linear_grad_gelu",
             Kernel::LinearGradGelus { .. } => "linear_grad_gelus",
+            Kernel::LinearGate { .. } => "linear_gate",
+            Kernel::LinearGradGate { .. } => "linear_grad_gate",
             Kernel::JointAttention(_) => "joint_attention",
             Kernel::JointAttentionGrad(_) => "joint_attention_grad",
             Kernel::JointAttentionGrads { .. } => "joint_attention_grads",
@@ -305,6 +318,8 @@ impl Kernel {
             Kernel::LinearGelu { .. }
             | Kernel::LinearGradGelu { .. }
             | Kernel::LinearGradGelus { .. }
+            | Kernel::LinearGate { .. }
+            | Kernel::LinearGradGate { .. }
             | Kernel::ScaledProduct { .. }
             | Kernel::GeluProduct(_) => 1,
             Kernel::HeadLoss(head) => 1 + usize::from(head.d_input) + usize::from(head.d_weight.is_some()),
@@ -329,9 +344,11 @@ impl Kernel {
                 Op::AttentionGrad(of) => 2.5 * seen(of, outputs[0], inputs[2].shape.dims()[1]),
                 _ => 0.0,
             },
-            Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => {
-                product(inputs[0].shape.rows(), inputs[1])
-            }
+            Kernel::LinearGelu { .. }
+            | Kernel::LinearGradGelu { .. }
+            | Kernel::LinearGradGelus { .. }
+            | Kernel::LinearGate { .. }
+            | Kernel::LinearGradGate { .. } => product(inputs[0].shape.rows(), inputs[1]),
             Kernel::ScaledProduct { .. } | Kernel::GeluProduct(_) => {
                 product(inputs[0].shape.rows(), inputs[2])
             }
@@ -426,11 +443,11 @@ impl Kernel {
             }
             Kernel::NormGrads(of) => expand_norm_grads(&mut expansion, *of, inputs, outputs),
             Kernel::JointSiluGate => {
-                let halves = expand_halves(&mut expansion, inputs[0]);
+                let halves = expand_halves(&mut expansion, Input(0), inputs[0]);
                 expansion.step(Kernel::Op(Op::SiluGate), halves.to_vec(), vec![Output(0)]);
             }
             Kernel::JointSiluGateGrad => {
-                let [gate, up] = expand_halves(&mut expansion, inputs[0]);
+                let [gate, up] = expand_halves(&mut expansion, Input(0), inputs[0]);
                 let gradients = vec![expansion.temporary(inputs[1]), expansion.temporary(inputs[1])];
                 let gradient = Kernel::Op(Op::SiluGateGrad);
                 expansion.step(gradient, vec![gate, up, Input(1)], gradients.clone());
@@ -451,6 +468,18 @@ impl Kernel {
             &Kernel::LinearGradGelus { products, slope, add } => {
                 expand_gelu_grad(&mut expansion, products, slope, outputs[0]);
                 expand_bias_grad(&mut expansion, outputs[1], add);
+            }
+            &Kernel::LinearGate { products } => expand_gate(&mut expansion, products, outputs),
+            &Kernel::LinearGradGate { products } => {
+                let halves = expand_halves(&mut expansion, Input(2), inputs[2]);
+                let half = with_columns(inputs[2], inputs[2].shape.columns() / 2);
+                let [d_y, d_gate, d_up] = [0, 1, 2].map(|_| expansion.temporary(half));
+                let product = Kernel::Op(Op::LinearGradInput { products });
+                expansion.step(product, vec![Input(0), Input(1)], vec![d_y]);
+                for (slope, gradient) in halves.into_iter().zip([d_gate, d_up]) {
+                    expansion.step(Kernel::Op(Op::Mul), vec![slope, d_y], vec![gradient]);
+                }
+                expansion.step(Kernel::Op(Op::Concat), vec![d_gate, d_up], vec![Output(0)]);
             }
             Kernel::JointAttention(attention) => {
                 let mut operands = expand_split(&mut expansion, attention, 0, inputs[0]);
@@ -564,6 +593,19 @@ fn expand_gelu_grad(expansion: &mut Expansion, products: DType, slope: bool, d_h
     expansion.step(Kernel::Op(op), vec![Operand::Input(2), d_y], vec![Operand::Output(0)]);
 }
 
+/// A product and its gate, the second output, with the gate's slopes, the first: its gradients where that of the result is one.
+fn expand_gate(expansion: &mut Expansion, products: DType, outputs: &[TensorType]) {
+    use Operand::{Input, Output};
+    let product = expansion.temporary(outputs[0]);
+    expansion.step(Kernel::Op(Op::Linear { bias: false, products }), vec![Input(0), Input(1)], vec![product]);
+    let [gate, up] = expand_halves(expansion, product, outputs[0]);
+    expansion.step(Kernel::Op(Op::SiluGate), vec![gate, up], vec![Output(1)]);
+    let [ones, of_gate, of_up] = [0, 1, 2].map(|_| expansion.temporary(outputs[1]));
+    expansion.step(Kernel::Op(Op::Affine { factor: 0.0, offset: 1.0 }), vec![gate], vec![ones]);
+    expansion.step(Kernel::Op(Op::SiluGateGrad), vec![gate, up, ones], vec![of_gate, of_up]);
+    expansion.step(Kernel::Op(Op::Concat), vec![of_gate, of_up], vec![Output(0)]);
+}
+
 /// The sum of the rows of the first output: the second.
 fn expand_bias_grad(expansion: &mut Expansion, sums: TensorType, add: bool) {
     let d_bias = expansion.temporary(sums);
@@ -611,11 +653,11 @@ fn expand_split(
 }
 
 /// Splits the first input into two halves of its columns.
-fn expand_halves(expansion: &mut Expansion, of: TensorType) -> [Operand; 2] {
+fn expand_halves(expansion: &mut Expansion, whole: Operand, of: TensorType) -> [Operand; 2] {
     let half = of.shape.columns() / 2;
     let halves = [0, 1].map(|_| expansion.temporary(with_columns(of, half)));
     let split = Kernel::Op(Op::Split { sizes: vec![half, half] });
-    expansion.step(split, vec![Operand::Input(0)], halves.to_vec());
+    expansion.step(split, vec![whole], halves.to_vec());
     halves
 }
 

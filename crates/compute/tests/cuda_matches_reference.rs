@@ -7,10 +7,11 @@ mod cases;
 
 use cases::{
     Case, Data, Tensor, UNLIKELY, adams_with_copies, all, attentions_in_whole_tiles,
-    attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gelu_products,
-    gelus_in_tiles, grads_of_many_heads, grads_of_whole_heads, indices, largest, products_of_rows, quantised,
-    quantised_attention_grads, quantised_grads_of_whole_heads, quantised_norm_grads, quantised_norms,
-    quantised_weights, random, run, scaled_products, unlikely_targets, weight_gradients_in_wide_tiles,
+    attentions_of_wide_heads, compare_within, eight_bit_heads, embedding_gradients, gates_in_tiles,
+    gelu_products, gelus_in_tiles, grads_of_many_heads, grads_of_whole_heads, indices, largest,
+    products_of_rows, quantised, quantised_attention_grads, quantised_grads_of_whole_heads,
+    quantised_norm_grads, quantised_norms, quantised_weights, random, run, scaled_products, unlikely_targets,
+    weight_gradients_in_wide_tiles,
 };
 use ironmill_compute::cuda::Places;
 use ironmill_compute::{
@@ -466,6 +467,23 @@ fn every_way_to_run_a_product_with_gelu_matches_the_reference() {
     if let Some(worth_timing) = sizes() {
         check_every_way("gelu", &narrowed(&gelus_in_tiles(worth_timing), DType::BF16), 5);
     }
+}
+
+#[test]
+fn every_way_to_run_a_product_with_a_gate_matches_the_reference() {
+    if let Some(worth_timing) = sizes() {
+        for real in [DType::BF16, DType::F16] {
+            check_every_way("gate", &narrowed(&gates_in_tiles(worth_timing), real), 3);
+        }
+    }
+}
+
+#[test]
+fn products_with_a_gate_match_the_reference_in_f32() {
+    let Some(mut cuda) = cuda() else { return };
+    check_each(&mut cuda, &gates_in_tiles(false), |case, actual, expected| {
+        compare_within(slack(case), case, actual, expected).expect("within the bounds");
+    });
 }
 
 #[test]

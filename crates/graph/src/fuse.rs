@@ -5,7 +5,7 @@
 
 mod attention;
 pub(crate) mod biases;
-mod gate;
+pub(crate) mod gate;
 mod norms;
 mod pairs;
 pub(crate) mod slopes;

@@ -160,6 +160,7 @@ impl Runtime {
         run_passes(&mut graph, passes)?;
         if passes.fuse {
             fuse::slopes::keep(&mut graph, |of| self.device.keeps_slopes(of));
+            fuse::gate::join_products(&mut graph, |of| self.device.keeps_slopes(of));
         }
         let plan = plan::plan(&graph, passes.share_memory, &|dtype| self.device.element_bytes(dtype));
         let inputs = match plan.input_bytes {

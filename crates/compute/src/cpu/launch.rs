@@ -94,6 +94,8 @@ pub(super) fn needs(simd: Simd, launch: &Launch, operation: &Operation) -> Needs
         | Kernel::RmsNormGradAdd
         | Kernel::JointSiluGate
         | Kernel::JointSiluGateGrad
+        | Kernel::LinearGate { .. }
+        | Kernel::LinearGradGate { .. }
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::RoundTargets
@@ -178,6 +180,8 @@ pub(super) fn run(context: &mut Context<'_>, kernel: &Kernel, operands: &mut Ope
         Kernel::LinearGelu { slope: true, .. }
         | Kernel::LinearGradGelu { slope: true, .. }
         | Kernel::LinearGradGelus { slope: true, .. }
+        | Kernel::LinearGate { .. }
+        | Kernel::LinearGradGate { .. }
         | Kernel::Quantise(_)
         | Kernel::QuantiseWeights(_)
         | Kernel::RoundTargets

@@ -3,6 +3,7 @@
 use super::{
     blas::{Epilogue, Factor, Product, WORTH_TIMING},
     call::{Arg, Builder, CachesAhead, Fill, Grid},
+    gate,
     gelu::{self, Tiles},
     modules::Source,
     rows, weight_gradient,
@@ -106,6 +107,8 @@ pub(super) fn add(
         &Kernel::LinearGradGelus { products, slope, add } => {
             gelu_gradient(builder, [inputs, outputs], products, slope, Some(add))?;
         }
+        &Kernel::LinearGate { products } => gate_product(builder, [inputs, outputs], products)?,
+        &Kernel::LinearGradGate { products } => gate_gradient(builder, [inputs, outputs], products)?,
         Kernel::HeadLoss(head) if head.products.is_eight_bits() => return Ok(false),
         Kernel::HeadLoss(head) => head_loss(builder, head, inputs, outputs)?,
         _ => return Ok(false),
@@ -325,6 +328,38 @@ fn gelu_gradient(
         (true, true) => "slope_gradient_sums",
     };
     fastest(builder, name, views, &[fused, turned, &narrow, &wide, apart])
+}
+
+/// A product and its gate with the gate's slopes, by our own kernels, every block for itself or in pairs, or one after the other.
+fn gate_product(builder: &mut Builder<'_>, views: [&[View]; 2], products: DType) -> Result<()> {
+    let apart: &Fill<'_> = &|builder, inputs, outputs| {
+        let gate_up = Matrix::of(builder, &outputs[0]);
+        forward(builder, inputs, gate_up, products, false, Epilogue::Nothing)?;
+        rows::gate_slopes(builder, outputs).map(|()| true)
+    };
+    let [alone, paired] = gate::CLUSTERS.map(|cluster| {
+        move |builder: &mut Builder<'_>, inputs: &[View], outputs: &[View]| {
+            gate::forward(builder, cluster, inputs, outputs)
+        }
+    });
+    fastest(builder, "gate_product", views, &[&alone, &paired, apart])
+}
+
+/// The gradients of a gate's operands, in the same ways.
+fn gate_gradient(builder: &mut Builder<'_>, views: [&[View]; 2], products: DType) -> Result<()> {
+    let apart: &Fill<'_> = &|builder, inputs, outputs| {
+        // The gradient of the gate's result lies in its first half until both halves are there.
+        let both = Matrix::of(builder, &outputs[0]);
+        let d_y = Matrix { columns: both.columns / 2, ..both };
+        input_gradient(builder, inputs, d_y, products, false)?;
+        rows::times_gate_slopes(builder, &inputs[2], &outputs[0]).map(|()| true)
+    };
+    let [alone, paired] = gate::CLUSTERS.map(|cluster| {
+        move |builder: &mut Builder<'_>, inputs: &[View], outputs: &[View]| {
+            gate::backward(builder, cluster, inputs, outputs)
+        }
+    });
+    fastest(builder, "gate_gradient", views, &[&alone, &paired, apart])
 }
 
 /// `d_yᵀ·x`, by the library or by our own kernel, whose tiles suit some weights better.

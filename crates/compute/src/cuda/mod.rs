@@ -12,6 +12,7 @@ mod call;
 mod choices;
 mod cudnn;
 mod driver;
+mod gate;
 mod gelu;
 mod int8;
 mod library;

@@ -41,12 +41,13 @@ pub(super) enum Source {
     AttentionWholeHeads,
     GeluHopper,
     GeluEight,
+    GateHopper,
     WeightGradient,
     Int8,
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 14] = [
+const HEADERS: [(&str, &str); 15] = [
     ("byte_tile.cuh", include_str!("kernels/byte_tile.cuh")),
     ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
@@ -59,12 +60,13 @@ const HEADERS: [(&str, &str); 14] = [
     ("attention_gradients.cuh", include_str!("kernels/attention_gradients.cuh")),
     ("attention_warpgroup.cuh", include_str!("kernels/attention_warpgroup.cuh")),
     ("matrix.cuh", include_str!("kernels/matrix.cuh")),
+    ("tile_products.cuh", include_str!("kernels/tile_products.cuh")),
     ("turns.cuh", include_str!("kernels/turns.cuh")),
     ("warpgroup.cuh", include_str!("kernels/warpgroup.cuh")),
 ];
 
 impl Source {
-    const ALL: [Source; 28] = [
+    const ALL: [Source; 29] = [
         Source::Pointwise,
         Source::Copy,
         Source::Draw,
@@ -90,6 +92,7 @@ impl Source {
         Source::AttentionWholeHeads,
         Source::GeluHopper,
         Source::GeluEight,
+        Source::GateHopper,
         Source::WeightGradient,
         Source::Int8,
         Source::Transfer,
@@ -127,6 +130,7 @@ impl Source {
                 [of(1, 0), of(1, 1), of(2, 0), of(2, 1)].concat()
             }
             Source::GeluEight => with(&[1], "SLOPE", &[0, 1]),
+            Source::GateHopper => with(&[1, 2], "CLUSTER", &[1, 2]),
             Source::WeightGradient => {
                 let of = |real| {
                     [128, 200].map(|columns| vec![("REAL", real), ("COLUMNS", columns), ("CLUSTER", 2)])
@@ -181,6 +185,7 @@ impl Source {
             | Source::AttentionWholeHeads
             | Source::GeluHopper
             | Source::GeluEight
+            | Source::GateHopper
             | Source::WeightGradient
             | Source::Transfer => false,
         }
@@ -213,6 +218,7 @@ impl Source {
             Source::AttentionWholeHeads => "attention_whole_heads.cu",
             Source::GeluHopper => "gelu_hopper.cu",
             Source::GeluEight => "gelu_eight.cu",
+            Source::GateHopper => "gate_hopper.cu",
             Source::WeightGradient => "weight_gradient.cu",
             Source::Int8 => "int8.cu",
             Source::Transfer => "transfer.cu",
@@ -246,6 +252,7 @@ impl Source {
             Source::AttentionWholeHeads => include_str!("kernels/attention_whole_heads.cu"),
             Source::GeluHopper => include_str!("kernels/gelu_hopper.cu"),
             Source::GeluEight => include_str!("kernels/gelu_eight.cu"),
+            Source::GateHopper => include_str!("kernels/gate_hopper.cu"),
             Source::WeightGradient => include_str!("kernels/weight_gradient.cu"),
             Source::Int8 => include_str!("kernels/int8.cu"),
             Source::Transfer => include_str!("kernels/transfer.cu"),

@@ -67,10 +67,8 @@ pub(super) fn add(
         Kernel::LayerNormGradAdd => norm::layer_norm_grad(builder, launch)?,
         Kernel::RmsNormGradAdd => norm::rms_norm_grad(builder, launch)?,
         Kernel::NormGrads(of) => norm::grads(builder, launch, *of)?,
-        Kernel::JointSiluGate => pointwise::joint_gate(builder, launch, "joint_silu_gate", &outputs[0])?,
-        Kernel::JointSiluGateGrad => {
-            pointwise::joint_gate(builder, launch, "joint_silu_gate_grad", &inputs[1])?;
-        }
+        Kernel::JointSiluGate => pointwise::joint_gate(builder, launch, &inputs[0])?,
+        Kernel::JointSiluGateGrad => pointwise::joint_gate(builder, launch, &inputs[0])?,
         Kernel::GlobalNorm => reduce::global_norm(builder, launch)?,
         Kernel::Guard(of) => update::guard(builder, launch, of)?,
         Kernel::Adam(of) => update::adam(builder, launch, of)?,
@@ -83,6 +81,8 @@ pub(super) fn add(
         Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. }
         | Kernel::LinearGradGelus { .. }
+        | Kernel::LinearGate { .. }
+        | Kernel::LinearGradGate { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
         | Kernel::JointAttentionGrads { .. }
@@ -98,6 +98,18 @@ pub(super) fn add(
         | Kernel::HeadLoss(_) => return Ok(false),
     }
     Ok(true)
+}
+
+/// A gate's slopes in place of its operands, which lie side by side, the first output, and its result, the second.
+pub(super) fn gate_slopes(builder: &mut Builder<'_>, outputs: &[View]) -> Result<()> {
+    let launch = Launch { name: "joint_silu_gate_slopes", inputs: &[], outputs };
+    pointwise::joint_gate(builder, launch, &outputs[0])
+}
+
+/// Either half of a gate's slopes times the gradient of its result, which lies where the first half goes.
+pub(super) fn times_gate_slopes(builder: &mut Builder<'_>, slopes: &View, out: &View) -> Result<()> {
+    let (inputs, outputs) = (std::slice::from_ref(slopes), std::slice::from_ref(out));
+    pointwise::joint_gate(builder, Launch { name: "times_joint_slopes", inputs, outputs }, out)
 }
 
 /// GELU's slope in place of its argument.

@@ -192,6 +192,8 @@ fn run_plain(kernel: &Kernel, rounds: bool, inputs: &[&Tensor], outputs: &mut [T
         | Kernel::LinearGelu { .. }
         | Kernel::LinearGradGelu { .. }
         | Kernel::LinearGradGelus { .. }
+        | Kernel::LinearGate { .. }
+        | Kernel::LinearGradGate { .. }
         | Kernel::JointAttention(_)
         | Kernel::JointAttentionGrad(_)
         | Kernel::JointAttentionGrads { .. }

@@ -498,6 +498,26 @@ pub fn gelus_in_tiles(worth_timing: bool) -> Vec<Case> {
     [of(few, false), of(few, true), of(many, false), of(many, true)].concat()
 }
 
+/// Products with a gate, or as many that are large enough for a card to time the ways there are: tiles that are not whole and several
+/// to a block, and gates for whose halves there is no kernel of one or both ways.
+pub fn gates_in_tiles(worth_timing: bool) -> Vec<Case> {
+    let products = DType::F32;
+    let of = |(m, half, k): (usize, usize, usize)| {
+        let inputs = vec![random(&[m, k], 1), random(&[2 * half, k], 2)];
+        let outputs = vec![random(&[m, 2 * half], 3), random(&[m, half], 4)];
+        let forward = Case { kernel: Kernel::LinearGate { products }, inputs, outputs, terms: k };
+        let inputs = vec![random(&[m, k], 5), random(&[k, half], 6), random(&[m, 2 * half], 7)];
+        let (kernel, outputs) = (Kernel::LinearGradGate { products }, vec![random(&[m, 2 * half], 8)]);
+        [forward, Case { kernel, inputs, outputs, terms: k }]
+    };
+    let shapes = match worth_timing {
+        true => [(328, 1024, 520), (3000, 1152, 136), (1000, 1088, 136)],
+        false => [(200, 128, 200), (600, 384, 136), (90, 192, 72)],
+    };
+    let odd = [(37, 50, 33), (20, 24, 64)];
+    shapes.into_iter().chain(odd).flat_map(of).collect()
+}
+
 /// Gradients of weights whose tiles fill a card, though they are not whole and neither are the rows: one that is written, and one with rows
 /// and columns changed over that is added.
 pub fn weight_gradients_in_wide_tiles(worth_timing: bool) -> [Case; 2] {

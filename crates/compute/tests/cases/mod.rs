@@ -7,9 +7,9 @@ mod list;
 pub use list::all;
 #[allow(unused_imports, reason = "only a card has them")]
 pub use list::{
-    UNLIKELY, adams_with_copies, eight_bit_heads, embedding_gradients, gelu_products, products_of_rows,
-    quantised, quantised_attention_grads, quantised_norm_grads, quantised_norms, quantised_weights,
-    scaled_products, unlikely_targets,
+    UNLIKELY, adams_with_copies, eight_bit_heads, embedding_gradients, gates_in_tiles, gelu_products,
+    products_of_rows, quantised, quantised_attention_grads, quantised_norm_grads, quantised_norms,
+    quantised_weights, scaled_products, unlikely_targets,
 };
 #[allow(unused_imports, reason = "only tests of libraries use them")]
 pub use list::{
@@ -167,7 +167,9 @@ impl Case {
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. }
             | Kernel::LinearGradGelu { products, .. }
-            | Kernel::LinearGradGelus { products, .. } => *products = dtype,
+            | Kernel::LinearGradGelus { products, .. }
+            | Kernel::LinearGate { products }
+            | Kernel::LinearGradGate { products } => *products = dtype,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
             | Kernel::JointAttentionGrads { of, .. }
@@ -187,7 +189,9 @@ impl Case {
             Kernel::HeadLoss(head) => head.products = dtype,
             Kernel::LinearGelu { products, .. }
             | Kernel::LinearGradGelu { products, .. }
-            | Kernel::LinearGradGelus { products, .. } => *products = dtype,
+            | Kernel::LinearGradGelus { products, .. }
+            | Kernel::LinearGate { products }
+            | Kernel::LinearGradGate { products } => *products = dtype,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
             | Kernel::JointAttentionGrads { of, .. }
@@ -208,7 +212,9 @@ impl Case {
             Kernel::HeadLoss(head) => head.products,
             Kernel::LinearGelu { products, .. }
             | Kernel::LinearGradGelu { products, .. }
-            | Kernel::LinearGradGelus { products, .. } => *products,
+            | Kernel::LinearGradGelus { products, .. }
+            | Kernel::LinearGate { products }
+            | Kernel::LinearGradGate { products } => *products,
             Kernel::JointAttention(of)
             | Kernel::JointAttentionGrad(of)
             | Kernel::JointAttentionGrads { of, .. }
@@ -302,6 +308,7 @@ fn roundings(kernel: &Kernel) -> f64 {
         Kernel::JointAttentionGrads { .. } => 4.0,
         Kernel::NormGrads(_) | Kernel::JointSiluGate | Kernel::JointSiluGateGrad => 4.0,
         Kernel::LinearGelu { .. } | Kernel::LinearGradGelu { .. } | Kernel::LinearGradGelus { .. } => 4.0,
+        Kernel::LinearGate { .. } | Kernel::LinearGradGate { .. } => 4.0,
         Kernel::HeadLoss(_) => 4.0,
         Kernel::Quantise(_) | Kernel::QuantiseWeights(_) | Kernel::QuantisedNorm(_) => 0.0,
         Kernel::RoundTargets => 0.0,
@@ -368,7 +375,9 @@ fn f32_operands(kernel: &Kernel) -> Option<(Vec<usize>, Vec<usize>)> {
         | Kernel::CacheAppend
         | Kernel::CacheCopy
         | Kernel::LinearGelu { .. }
-        | Kernel::LinearGradGelu { .. } => (&[], &[]),
+        | Kernel::LinearGradGelu { .. }
+        | Kernel::LinearGate { .. }
+        | Kernel::LinearGradGate { .. } => (&[], &[]),
         Kernel::GlobalNorm
         | Kernel::Guard(_)
         | Kernel::Adam(_)

@@ -26,6 +26,7 @@ mod documents;
 mod eight_bits;
 /// Weights that are never written again.
 mod frozen;
+mod gates;
 /// Heads and losses in shapes that fusing must get right or leave alone.
 mod heads;
 /// The optimisers' kernels.

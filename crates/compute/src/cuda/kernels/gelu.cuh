@@ -48,6 +48,14 @@ __device__ __forceinline__ void gelu_and_slope(float x, float& y, float& slope) 
     slope = sigmoid + (y - y * sigmoid) * (CONSTANT + SQUARE * square);
 }
 
+// A gate and what the gradient wants of it and of what it lets through.
+__device__ __forceinline__ void silu_gate_and_slopes(float gate, float up, float& y, float& of_gate, float& of_up) {
+    const float sigmoid = reciprocal(1.0f + power_of_two(gate * -1.4426950408889634f));
+    of_up = gate * sigmoid;
+    of_gate = up * (sigmoid + (of_up - of_up * sigmoid));
+    y = of_up * up;
+}
+
 // Two elements between −10 and 10, beyond which GELU's slope is 0 or 1.
 __device__ __forceinline__ u32 pair_near_zero(u32 pair) {
 #if REAL == 1

@@ -11,7 +11,7 @@
 // But what two blocks share they wait for together.
 #include "prelude.cuh"
 #include "gelu.cuh"
-#include "turns.cuh"
+#include "tile_products.cuh"
 
 #if REAL != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -21,86 +21,13 @@
 
 // ---- Sizes -------------------------------------------------------------------------------------------------------
 
-constexpr int DEPTH = 64;
 constexpr int SHEETS = COLUMNS / 64;
-constexpr int LEFT_BYTES = ROWS * DEPTH * 2, RIGHT_BYTES = COLUMNS * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
-constexpr int HALF_BYTES = SHEET_BYTES / 2;
-constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * GROUP_THREADS;
 // Sheets by which a warpgroup exchanges results with the copy engine: one of h and one of y, or all of h at once.
 template <bool BACKWARD> constexpr int KEPT_SHEETS = BACKWARD ? SHEETS : 2;
-template <bool BACKWARD> constexpr int REST_BYTES = CONSUMERS * KEPT_SHEETS<BACKWARD> * SHEET_BYTES + RING_BYTES;
-template <bool BACKWARD> constexpr int STAGES = (MOST_SHARED_BYTES - REST_BYTES<BACKWARD>) / STAGE_BYTES;
-
-// ---- Products ----------------------------------------------------------------------------------------------------
-
-// sums [64, 2·N] = or += a [64, 16] · b [16, 2·N]; the terms of b run along rows, or are its rows.
-template <bool TERMS_ARE_ROWS> __device__ __forceinline__ void product(float (&sums)[64], u64 a, u64 b, u32 add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16" PRODUCT_TYPES
-                 "{" PLACES_64 "}, %64, %65, add, 1, 1, 0, %67;\n}"
-                 : NUMBERS_64(sums) : "l"(a), "l"(b), "r"(add), "n"(int(TERMS_ARE_ROWS)));
-}
-template <bool TERMS_ARE_ROWS> __device__ __forceinline__ void product(float (&sums)[96], u64 a, u64 b, u32 add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n192k16" PRODUCT_TYPES
-                 "{" PLACES_96 "}, %96, %97, add, 1, 1, 0, %99;\n}"
-                 : NUMBERS_96(sums) : "l"(a), "l"(b), "r"(add), "n"(int(TERMS_ARE_ROWS)));
-}
-
-// One tile, 64 rows after the other.
-typedef float Sums[2][COLUMNS / 2];
-
-template <bool BACKWARD> __device__ __forceinline__ void multiply_stage(Sums& sums, u32 stage, bool is_first) {
-    constexpr u32 RIGHT_SHEET = DEPTH * SHEET_ROW_BYTES;
-    u64 a = operand(stage, 16), b = operand(stage + LEFT_BYTES, BACKWARD ? RIGHT_SHEET : 16);
-#pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++) {
-        // In the units of operands: 16 terms along rows are 32 bytes, 16 rows are 2048.
-        u64 left = a + k * 2, right = b + k * (BACKWARD ? 128 : 2);
-        u32 add = !is_first || k > 0;
-        product<BACKWARD>(sums[0], left, right, add);
-        product<BACKWARD>(sums[1], left + 64 * SHEET_ROW_BYTES / 16, right, add);
-    }
-}
+template <bool BACKWARD>
+constexpr int STAGES = STAGES_BESIDE<CONSUMERS * KEPT_SHEETS<BACKWARD> * SHEET_BYTES>;
 
 // ---- Work --------------------------------------------------------------------------------------------------------
-
-// The thread that keeps the ring full.
-template <bool BACKWARD>
-__device__ __forceinline__ void fetch_all(const Plan& plan, const Ring<STAGES<BACKWARD>, CONSUMERS>& ring, u32 stages,
-                                          const TensorMap* left, const TensorMap* right, u32 steps) {
-    Place<STAGES<BACKWARD>> at(0);
-    for (u32 tile = 0; tile < plan.tiles(); tile++) {
-        u32 row, column;
-        plan.place(tile, row, column);
-        for (u32 step = 0; step < steps; step++, at.next()) {
-            u32 full = ring.full(at.stage), to = stages + at.stage * STAGE_BYTES, term = step * DEPTH;
-            barrier_wait(ring.empty(at.stage), at.round % 2 ^ 1);
-            barrier_expect(full, STAGE_BYTES);
-            copy_box<false>(to, full, left, term, row);
-            u32 right_to = to + LEFT_BYTES;
-            if constexpr (BACKWARD) {
-                constexpr u32 SHARE = DEPTH / CLUSTER;
-#pragma unroll
-                for (int sheet = 0; sheet < SHEETS; sheet++) {
-                    u32 own = (sheet * DEPTH + plan.rank * SHARE) * SHEET_ROW_BYTES;
-                    copy_box<(CLUSTER > 1)>(right_to + own, full, right, column + sheet * 64, term + plan.rank * SHARE);
-                }
-            } else {
-                constexpr u32 SHARE = COLUMNS / CLUSTER;
-                u32 own = plan.rank * SHARE;
-                copy_box<(CLUSTER > 1)>(right_to + own * SHEET_ROW_BYTES, full, right, term, column + own);
-            }
-        }
-    }
-}
-
-// Where lane l's row of four 8×8 matrices lies in a warp's 16 rows of a sheet: rows 0.. and 8.. of piece n, then of the
-// piece after it.
-__device__ __forceinline__ u32 matrices_at(u32 rows, int n, int lane) {
-    u32 row = lane % 16, piece = n + lane / 16;
-    return rows + row * SHEET_ROW_BYTES + ((piece ^ (row & 7)) << 4);
-}
 
 // The bias of a lane's columns in a sheet that begins at `column`.
 __device__ __forceinline__ void load_bias(u32 (&added)[8], const real* bias, u32 column, u32 columns) {
@@ -263,7 +190,16 @@ __device__ __forceinline__ void run(const TensorMap* left, const TensorMap* righ
 
     if (threadIdx.x < GROUP_THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) fetch_all<BACKWARD>(plan, ring, stages, left, right, steps);
+        auto fetch_right = [&](u32 to, u32 full, u32 column, u32 term) {
+            if constexpr (BACKWARD) {
+                fetch_rows(plan, right, to, full, column, term);
+            } else {
+                constexpr u32 SHARE = COLUMNS / CLUSTER;
+                u32 own = plan.rank * SHARE;
+                copy_box<(CLUSTER > 1)>(to + own * SHEET_ROW_BYTES, full, right, term, column + own);
+            }
+        };
+        if (threadIdx.x == 0) fetch_stages(plan, ring, stages, left, steps, fetch_right);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         int group = threadIdx.x / GROUP_THREADS - 1, lane = threadIdx.x % 32;

@@ -194,6 +194,59 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     else joint_gate_grad<1>(gate_up, d_y, d_gate_up, n, columns);
 }
 
+// The slopes of gates and of what they let through, in place of both.
+template <int W>
+__device__ __forceinline__ void joint_gate_slopes(real* __restrict__ gate_up, real* __restrict__ y, u64 n, u32 columns) {
+    for_halves<W>(n, columns, [=](u64 at, u64 joint) {
+        float gate[W], up[W], out[W];
+        load(gate_up + joint, gate);
+        load(gate_up + joint + columns, up);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            float of_gate, of_up;
+            out[e] = silu_gate_of(gate[e], up[e]);
+            silu_gate_slopes(gate[e], up[e], 1.0f, of_gate, of_up);
+            gate[e] = of_gate;
+            up[e] = of_up;
+        }
+        store(gate_up + joint, gate);
+        store(gate_up + joint + columns, up);
+        store(y + at, out);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    joint_silu_gate_slopes(real* gate_up, real* y, u64 n, u32 columns, u32 wide) {
+    take_turn();
+    if (wide) joint_gate_slopes<WIDTH>(gate_up, y, n, columns);
+    else joint_gate_slopes<1>(gate_up, y, n, columns);
+}
+
+// The first half of `d` holds the gradient that both halves of the slopes are multiplied with.
+template <int W>
+__device__ __forceinline__ void times_slopes(const real* __restrict__ slopes, real* __restrict__ d, u64 n, u32 columns) {
+    for_halves<W>(n, columns, [=](u64, u64 joint) {
+        float of_gate[W], of_up[W], d_y[W];
+        load(slopes + joint, of_gate);
+        load(slopes + joint + columns, of_up);
+        load(d + joint, d_y);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            of_gate[e] *= d_y[e];
+            of_up[e] *= d_y[e];
+        }
+        store(d + joint, of_gate);
+        store(d + joint + columns, of_up);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    times_joint_slopes(const real* slopes, real* d, u64 n, u32 columns, u32 wide) {
+    take_turn();
+    if (wide) times_slopes<WIDTH>(slopes, d, n, columns);
+    else times_slopes<1>(slopes, d, n, columns);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) add(const real* a, const real* b, real* y, u64 n, u32 wide) {
     take_turn();
     map<2, 1>({a, b}, {y}, n, wide, [](const float (&in)[2], float (&out)[1]) { out[0] = in[0] + in[1]; });

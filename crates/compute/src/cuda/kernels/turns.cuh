@@ -103,18 +103,19 @@ struct Plan {
     }
 };
 
-// The barriers behind everything else in shared memory: CONSUMERS of so many warps take turns.
-template <int STAGES, int CONSUMERS, int WARPS = GROUP_WARPS> struct Ring {
+// The barriers behind everything else in shared memory: of stages, each read by so many warps of a block, and of what is KEPT beside them.
+template <int STAGE_COUNT, int KEPT, int WARPS = GROUP_WARPS> struct Ring {
+    static constexpr int STAGES = STAGE_COUNT;
     u32 at;
     __device__ __forceinline__ u32 full(u32 stage) const { return at + stage * 8; }
     __device__ __forceinline__ u32 empty(u32 stage) const { return at + (STAGES + stage) * 8; }
-    __device__ __forceinline__ u32 kept(int turn) const { return at + (2 * STAGES + turn) * 8; }
+    __device__ __forceinline__ u32 kept(int place) const { return at + (2 * STAGES + place) * 8; }
     __device__ __forceinline__ void begin() const {
         for (u32 stage = 0; stage < STAGES; stage++) {
             barrier_begin(full(stage));
             barrier_begin_counted(empty(stage), WARPS * CLUSTER);
         }
-        for (int turn = 0; turn < CONSUMERS; turn++) barrier_begin(kept(turn));
+        for (int place = 0; place < KEPT; place++) barrier_begin(kept(place));
         barriers_begun();
     }
 };

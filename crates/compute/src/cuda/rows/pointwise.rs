@@ -38,21 +38,16 @@ pub(super) fn affine(builder: &mut Builder<'_>, launch: Launch<'_>, factor: f32,
     map_with(builder, launch, "affine", &[Arg::F32(factor), Arg::F32(offset)])
 }
 
-/// A gate whose operands, or whose gradients, lie side by side; `y` is the operand that is half as wide.
-pub(super) fn joint_gate(
-    builder: &mut Builder<'_>,
-    launch: Launch<'_>,
-    name: &'static str,
-    y: &View,
-) -> Result<()> {
+/// A gate whose operands, or their gradients, lie side by side, as they do in `joint`.
+pub(super) fn joint_gate(builder: &mut Builder<'_>, launch: Launch<'_>, joint: &View) -> Result<()> {
     let real = launch.real(launch.inputs.iter().chain(launch.outputs))?;
-    let (elements, columns) = (y.of.shape.elements(), y.of.shape.columns());
+    let (elements, columns) = (joint.of.shape.elements() / 2, joint.of.shape.columns() / 2);
     let mut arguments: Vec<Arg> =
         launch.inputs.iter().chain(launch.outputs).map(|view| builder.pointer(view)).collect();
     let is_wide = all_aligned(&arguments) && columns.is_multiple_of(width(real));
     arguments.extend([count(elements), columns.into(), flag(is_wide)]);
     let grid = looping(builder, elements.div_ceil(if is_wide { 2 * width(real) } else { 1 }));
-    builder.kernel(Source::Pointwise, name, real, &[], grid, &arguments)
+    builder.kernel(Source::Pointwise, launch.name, real, &[], grid, &arguments)
 }
 
 pub(super) fn broadcast(builder: &mut Builder<'_>, launch: Launch<'_>) -> Result<()> {
