@@ -65,6 +65,11 @@ impl Arrivals {
         self.end_phase();
     }
 
+    /// Whether the phase that goes on is an odd one.
+    pub fn phase(self) -> bool {
+        self.phase
+    }
+
     /// Whether the phase with a parity has passed.
     pub fn has_passed(self, parity: u32) -> bool {
         self.phase != (parity & 1 == 1)

@@ -1,8 +1,10 @@
 //! Copies that go on while threads do.
 
 use super::{
-    launch::{Blocks, Timing, change_at},
+    accesses::Touch,
+    launch::{Blocks, Timing},
     memory::raw,
+    order::Part,
     tensor::{DIMENSIONS, TENSOR_BYTES, Tensor, swizzled},
     warp::{Copy, Warp},
 };
@@ -37,6 +39,7 @@ pub fn begin(
                 "a copy of {bytes} bytes from {from:#x}, or to a place that is no multiple of that"
             ));
         }
+        blocks.touch_shared(to, bytes, &Touch::of(warp, Part::Copies, true))?;
         let copy = Copy { lane, group: warp.groups[lane], to, from, there, bytes };
         match blocks.launch.timing {
             Timing::Early => copy.happen(),
@@ -112,7 +115,7 @@ impl Arrival {
             }
         }
         let bytes = self.bytes() as u32;
-        change_at(self.barrier(), |barrier| {
+        blocks.change_barrier(self.barrier(), |barrier| {
             barrier.come(bytes);
             Ok(())
         })
@@ -140,7 +143,11 @@ impl Pieces {
     }
 }
 
-fn ask(blocks: &mut Blocks<'_>, arrival: Arrival) -> Outcome<()> {
+/// Asks the copy engine for bytes that will be at a place.
+fn ask(warp: &Warp, blocks: &mut Blocks<'_>, place: u64, arrival: Arrival) -> Outcome<()> {
+    let (agent, time) = blocks.bring(warp.block, arrival.barrier());
+    let touch = Touch { agent, time, ..Touch::of(warp, Part::Itself, true) };
+    blocks.touch_shared(place, arrival.bytes(), &touch)?;
     match blocks.launch.timing {
         Timing::Early => arrival.happen(blocks),
         Timing::Late => {
@@ -165,7 +172,7 @@ pub fn bulk(
             return Err(format!("a bulk copy of {bytes} bytes from {from:#x}: not all are multiples of 16"));
         }
         let barrier = blocks.barrier_place(warp.block, warp.word(program, barrier)[lane])?;
-        ask(blocks, Arrival::Piece { to, from, bytes, barrier })?;
+        ask(warp, blocks, to, Arrival::Piece { to, from, bytes, barrier })?;
     }
     Ok(())
 }
@@ -199,7 +206,9 @@ pub fn load_box(warp: &Warp, blocks: &mut Blocks<'_>, load: &BoxLoad, active: u3
             // A block that was named keeps its place; others have the same.
             let block = first + rank;
             let barrier = blocks.barrier_place(block, barrier & 0xff_ffff)?;
-            ask(blocks, Arrival::Box { block, to: to & 0xff_ffff, tensor, at, barrier })?;
+            let to = to & 0xff_ffff;
+            let place = blocks.shared(block, to, tensor.box_bytes())?;
+            ask(warp, blocks, place, Arrival::Box { block, to, tensor, at, barrier })?;
         }
     }
     Ok(())
@@ -248,13 +257,15 @@ pub fn store_box(
     for lane in lanes_of(active) {
         let map = blocks.global(warp.block, warp.double(program, map)[lane], TENSOR_BYTES)?;
         let tensor = Tensor::read(map)?;
-        let mut place = [0; DIMENSIONS];
-        for (place, slot) in place.iter_mut().zip(at) {
-            *place = warp.word(program, *slot)[lane] as i32;
+        let mut first = [0; DIMENSIONS];
+        for (first, slot) in first.iter_mut().zip(at) {
+            *first = warp.word(program, *slot)[lane] as i32;
         }
         let from = warp.word(program, from)[lane];
+        let place = blocks.shared(warp.block, from, tensor.box_bytes())?;
+        blocks.touch_shared(place, tensor.box_bytes(), &Touch::of(warp, Part::Stores, false))?;
         let stored =
-            Stored { block: warp.block, warp: warp.number, lane, age: None, from, tensor, at: place };
+            Stored { block: warp.block, warp: warp.number, lane, age: None, from, tensor, at: first };
         match blocks.launch.timing {
             Timing::Early => stored.happen(blocks)?,
             Timing::Late => blocks.stores.push(stored),

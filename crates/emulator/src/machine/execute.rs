@@ -1,10 +1,12 @@
 //! Steps of a warp, one after another, until it must wait or others should have their turn.
 
 use super::{
+    accesses::Touch,
     copies,
     launch::Blocks,
     matrices,
     memory::raw,
+    order::{ENDED, KERNEL_BEFORE, Part},
     warp::{State, Warp},
 };
 use crate::{
@@ -115,6 +117,7 @@ impl Warp {
                                 self.fragments[index].waits = true;
                                 continue 'fragments;
                             }
+                            self.at = at;
                             let stop = self.step(blocks, code, active).map_err(|detail| (at, detail))?;
                             if let Some(stop) = stop {
                                 let stop = match stop {
@@ -245,6 +248,7 @@ impl Warp {
             }
             Code::Load { from, bytes, signed, to, .. } => {
                 let places = self.places(blocks, *from, bytes * to.len(), active)?;
+                self.touch(blocks, *from, &places, bytes * to.len(), false, active)?;
                 for (index, d) in to.iter().enumerate() {
                     let mut found = [0; LANES];
                     for lane in lanes_of(active) {
@@ -260,6 +264,7 @@ impl Warp {
             }
             Code::Store { to, bytes, from } => {
                 let places = self.places(blocks, *to, bytes * from.len(), active)?;
+                self.touch(blocks, *to, &places, bytes * from.len(), true, active)?;
                 for (index, a) in from.iter().enumerate() {
                     let values = match bytes {
                         8 => *self.double(program, *a),
@@ -272,6 +277,10 @@ impl Warp {
             }
             Code::Atomic { change, at, before, by, other } => {
                 let places = self.places(blocks, *at, 4 * by.len(), active)?;
+                if at.space == Space::Shared {
+                    let changed: Vec<u64> = lanes_of(active).map(|lane| places[lane]).collect();
+                    blocks.change_in_turn(self, &changed, 4 * by.len())?;
+                }
                 for (index, by) in by.iter().enumerate() {
                     let by = *self.word(program, *by);
                     let other = other.map_or([0; LANES], |other| *self.word(program, other));
@@ -308,13 +317,29 @@ impl Warp {
             Code::Copy { to, from, bytes, there } => {
                 copies::begin(self, blocks, (*to, *from), *bytes, *there, active)?;
             }
-            Code::CopiesCommit => lanes_of(active).for_each(|lane| self.groups[lane] += 1),
-            Code::CopiesWait(left) => copies::finish(self, *left as u32, active),
+            Code::CopiesCommit => {
+                lanes_of(active).for_each(|lane| self.groups[lane] += 1);
+                self.standing.end_group(Part::Copies);
+            }
+            Code::CopiesWait(left) => {
+                copies::finish(self, *left as u32, active);
+                self.standing.wait_for_groups(Part::Copies, *left);
+            }
             Code::BulkLoad(operands) => copies::bulk(self, blocks, *operands, active)?,
             Code::BoxLoad(load) => copies::load_box(self, blocks, load, active)?,
             Code::BoxStore(map, from, at) => copies::store_box(self, blocks, (*map, *from, at), active)?,
-            Code::StoresCommit => blocks.end_store_group(self.block, self.number, active),
-            Code::StoresWait(left) => blocks.finish_stores(self.block, self.number, active, *left)?,
+            Code::StoresCommit => {
+                blocks.end_store_group(self.block, self.number, active);
+                self.standing.end_group(Part::Stores);
+            }
+            Code::StoresWait(left) => {
+                blocks.finish_stores(self.block, self.number, active, *left)?;
+                self.standing.wait_for_groups(Part::Stores, *left);
+            }
+            Code::ProductsCommit => self.standing.end_group(Part::Products),
+            Code::ProductsWait(left) => self.standing.wait_for_groups(Part::Products, *left),
+            Code::Fence => self.standing.knowledge.fence(),
+            Code::WaitForKernelBefore => self.standing.knowledge.happened.learn(KERNEL_BEFORE, ENDED),
             Code::BarrierBegin(barrier, count) => {
                 let counts = *self.word(program, *count);
                 let barriers = *self.word(program, *barrier);
@@ -326,14 +351,15 @@ impl Warp {
                 let announced = bytes.map_or([0; LANES], |bytes| *self.word(program, bytes));
                 let barriers = *self.word(program, *barrier);
                 for lane in lanes_of(active) {
-                    blocks.change_barrier(self.block, barriers[lane], |it| it.arrive(1, announced[lane]))?;
+                    blocks.arrive_at_barrier(self, barriers[lane], announced[lane])?;
                 }
+                self.standing.told();
             }
             Code::BarrierTest([d, barrier, parity]) => {
                 let (barriers, parities) = (*self.word(program, *barrier), *self.word(program, *parity));
                 let mut passed = 0;
                 for lane in lanes_of(active) {
-                    if blocks.has_passed(self.block, barriers[lane], parities[lane])? {
+                    if blocks.has_passed(self, barriers[lane], parities[lane])? {
                         passed |= 1 << lane;
                     }
                 }
@@ -357,10 +383,10 @@ impl Warp {
             }
             Code::ClusterArrive => {
                 self.cluster_arrivals += 1;
-                blocks.arrive_at_cluster(self.block);
+                blocks.arrive_at_cluster(self);
             }
             Code::ClusterWait => {
-                if !blocks.cluster_has_met(self.block, self.cluster_arrivals) {
+                if !blocks.cluster_has_met(self) {
                     return Ok(Some(Stop::MeetsCluster));
                 }
             }
@@ -446,6 +472,23 @@ impl Warp {
             Special::Clock => return self.put_double(d, &[blocks.steps; LANES], active),
         };
         self.put_word(d, &[value; LANES], active);
+    }
+
+    /// Lanes read or write at places.
+    fn touch(
+        &self,
+        blocks: &mut Blocks<'_>,
+        address: Address,
+        places: &[u64; LANES],
+        bytes: usize,
+        writes: bool,
+        active: u32,
+    ) -> Result<(), String> {
+        if address.space == Space::Shared {
+            let touch = Touch::of(self, Part::Itself, writes);
+            blocks.touch_shared_by_lanes(places, bytes, &touch, active)?;
+        }
+        Ok(())
     }
 
     /// Where lanes read or write so many bytes: addresses that exist, at multiples of that size.

@@ -5,7 +5,7 @@
 
 use std::sync::LazyLock;
 
-use super::{launch::Blocks, memory::raw, tensor::swizzled, warp::Warp};
+use super::{accesses::Touch, launch::Blocks, memory::raw, order::Part, tensor::swizzled, warp::Warp};
 use crate::{
     lanes::{LANES, Words, has_wide_vectors, lanes_of},
     numbers::{E4M3, E5M2, from_bf16, from_f16},
@@ -16,6 +16,8 @@ type Outcome<T> = Result<T, String>;
 
 /// Rows of a warp's part of a product.
 const ROWS: usize = 16;
+/// Bytes of a row of a matrix that comes from shared memory.
+const ROW_BYTES: usize = 16;
 
 static HALVES: LazyLock<Box<[f32]>> = LazyLock::new(|| (0..=u16::MAX).map(from_f16).collect());
 static E4M3_BYTES: LazyLock<[f32; 256]> =
@@ -175,16 +177,17 @@ impl Described {
     /// The elements of lines `first..first + lines`, of which each has so many terms: by line and term.
     fn read(
         &self,
-        blocks: &Blocks<'_>,
-        block: usize,
+        (warp, blocks): (&Warp, &mut Blocks<'_>),
         of: Element,
         (first, lines, terms): (usize, usize, usize),
         turned: bool,
         mut take: impl FnMut(usize, usize, f32),
     ) -> Outcome<()> {
         let each = 16 / of.bytes();
-        let fetch = |place: u32| -> Outcome<[u32; 4]> {
-            let from = blocks.shared(block, place, 16)?;
+        let touch = Touch::of(warp, Part::Products, false);
+        let mut fetch = |place: u32| -> Outcome<[u32; 4]> {
+            let from = blocks.shared(warp.block, place, 16)?;
+            blocks.touch_shared(from, 16, &touch)?;
             Ok(std::array::from_fn(|word| raw::read(from + 4 * word as u64, 4) as u32))
         };
         if turned {
@@ -210,7 +213,7 @@ impl Described {
 /// A warp's 16 of the 64 rows of a product.
 pub fn group_product(
     warp: &mut Warp,
-    blocks: &Blocks<'_>,
+    blocks: &mut Blocks<'_>,
     product: &GroupProduct,
     active: u32,
 ) -> Outcome<()> {
@@ -232,31 +235,15 @@ pub fn group_product(
         }
         Left::Shared(slot, turned) => {
             let rows = (warp.number % 4 * ROWS, ROWS, terms);
-            description(warp, *slot)?.read(
-                blocks,
-                warp.block,
-                left_of,
-                rows,
-                *turned,
-                |row, term, value| {
-                    left[row * terms + term] = value;
-                },
-            )?;
+            let take = |row, term, value| left[row * terms + term] = value;
+            description(warp, *slot)?.read((warp, blocks), left_of, rows, *turned, take)?;
         }
     }
     let mut right = vec![0.0; terms * columns];
     let all = (0, columns, terms);
     let is_turned = product.right_turned;
-    description(warp, product.right)?.read(
-        blocks,
-        warp.block,
-        right_of,
-        all,
-        is_turned,
-        |column, term, value| {
-            right[term * columns + column] = value;
-        },
-    )?;
+    let take = |column, term, value| right[term * columns + column] = value;
+    description(warp, product.right)?.read((warp, blocks), right_of, all, is_turned, take)?;
     let adds = warp.predicate(program, product.adds) & active;
     let mut sums = vec![0.0; ROWS * columns];
     if adds == active {
@@ -273,13 +260,14 @@ pub fn group_product(
 /// of column g if they are turned.
 pub fn load(
     warp: &mut Warp,
-    blocks: &Blocks<'_>,
+    blocks: &mut Blocks<'_>,
     to: [Slot; 4],
     from: Slot,
     turned: bool,
     active: u32,
 ) -> Outcome<()> {
     let rows = *warp.word(blocks.launch.program, from);
+    touch_rows(warp, blocks, &rows, false)?;
     for (matrix, d) in to.into_iter().enumerate() {
         let mut found: Words = [0; LANES];
         for (lane, found) in found.iter_mut().enumerate() {
@@ -296,7 +284,7 @@ pub fn load(
 /// The other way.
 pub fn store(
     warp: &mut Warp,
-    blocks: &Blocks<'_>,
+    blocks: &mut Blocks<'_>,
     from: [Slot; 4],
     to: Slot,
     turned: bool,
@@ -304,6 +292,7 @@ pub fn store(
 ) -> Outcome<()> {
     let program = blocks.launch.program;
     let rows = *warp.word(program, to);
+    touch_rows(warp, blocks, &rows, true)?;
     for (matrix, slot) in from.into_iter().enumerate() {
         let values = warp.word(program, slot);
         for lane in lanes_of(active) {
@@ -314,6 +303,15 @@ pub fn store(
         }
     }
     Ok(())
+}
+
+/// Rows of four matrices are read or written.
+fn touch_rows(warp: &Warp, blocks: &mut Blocks<'_>, rows: &Words, writes: bool) -> Outcome<()> {
+    let touch = Touch::of(warp, Part::Itself, writes);
+    rows.iter().try_for_each(|&row| {
+        let place = blocks.shared(warp.block, row, ROW_BYTES)?;
+        blocks.touch_shared(place, ROW_BYTES, &touch)
+    })
 }
 
 fn place_of_half(

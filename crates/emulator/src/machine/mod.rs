@@ -4,13 +4,17 @@
 //! again where their ways do; what lanes must do together waits for all of them. Blocks run one cluster after another, or all side
 //! by side where a launch asks for it.
 
+mod accesses;
 mod arrivals;
 mod collective;
 mod copies;
 mod execute;
 mod launch;
 mod matrices;
+mod meetings;
 mod memory;
+mod order;
+mod places;
 mod tensor;
 mod warp;
 

@@ -1,5 +1,6 @@
 //! A warp: its registers, and where its lanes are in the program.
 
+use super::order::Standing;
 use crate::{
     lanes::{Doubles, LANES, Words, lanes_of, put},
     program::{CONSTANT, Program, Slot},
@@ -61,11 +62,20 @@ pub struct Warp {
     pub copies: Vec<Copy>,
     /// Groups of copies that each lane has ended.
     pub groups: Words,
+    /// What it knows of what others did, and when it does something.
+    pub standing: Standing,
+    /// The step that is being done.
+    pub at: usize,
 }
 
 impl Warp {
-    /// A warp for a program, of a block with so many threads.
-    pub fn new(program: &Program, block: usize, number: usize, threads: usize) -> Self {
+    /// A warp for a program, with its numbers in its block and in its cluster, of blocks with so many threads.
+    pub fn new(
+        program: &Program,
+        block: usize,
+        (number, in_cluster): (usize, usize),
+        threads: usize,
+    ) -> Self {
         let registers = program.registers;
         let count = (threads - number * LANES).min(LANES);
         let live = if count == LANES { u32::MAX } else { (1 << count) - 1 };
@@ -82,6 +92,8 @@ impl Warp {
             cluster_arrivals: 0,
             copies: Vec::new(),
             groups: [0; LANES],
+            standing: Standing::new(in_cluster),
+            at: 0,
         }
     }
 

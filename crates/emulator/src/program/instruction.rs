@@ -328,6 +328,14 @@ pub enum Code {
     ClusterArrive,
     /// Waits there.
     ClusterWait,
+    /// Ends a group of products of the warpgroup.
+    ProductsCommit,
+    /// Waits until no more than so many groups are under way.
+    ProductsWait(usize),
+    /// What threads wrote is for the copy engine and the matrix units to see.
+    Fence,
+    /// Waits until the kernel before has ended.
+    WaitForKernelBefore,
     /// A hint, or an order that this machine keeps by itself.
     Nothing,
 }
@@ -421,6 +429,10 @@ impl Code {
             | Code::StoresWait(_)
             | Code::ClusterArrive
             | Code::ClusterWait
+            | Code::ProductsCommit
+            | Code::ProductsWait(_)
+            | Code::Fence
+            | Code::WaitForKernelBefore
             | Code::Nothing => (),
             Code::Meet(meeting) => {
                 see(&mut meeting.barrier, Word, Reads);

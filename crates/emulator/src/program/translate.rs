@@ -426,9 +426,15 @@ impl Translator<'_> {
                 let d = self.result(reading, reading.operand(0)?, Class::Double)?;
                 Code::Lanes(copy, d, [policy, 0, 0])
             }
+            ["wgmma", "commit_group", "sync", "aligned"] => Code::ProductsCommit,
+            ["wgmma", "wait_group", "sync", "aligned"] => {
+                Code::ProductsWait(reading.number(0)? as usize)
+            }
+            ["fence", "proxy", "async", ..] | ["fence", "proxy", "async::shared::cta" | "async::generic", ..] => Code::Fence,
+            ["griddepcontrol", "wait"] => Code::WaitForKernelBefore,
             // The machine keeps the order of a program, has all registers, and runs kernels one after another.
             ["fence" | "membar" | "prefetch" | "setmaxnreg" | "griddepcontrol", ..]
-            | ["wgmma", "fence" | "commit_group" | "wait_group", "sync", "aligned"] => Code::Nothing,
+            | ["wgmma", "fence", "sync", "aligned"] => Code::Nothing,
             _ => {
                 let operation = arithmetic::operation(&reading.statement.opcode)
                     .ok_or_else(|| reading.wrong("the machine has no such instruction"))?;

@@ -473,20 +473,20 @@ draw(const real* __restrict__ logits, const float* __restrict__ limits, const u3
         u64 passed = block_before(mine, shared);
         const u64 goal = (u64)(chance() * (double)total);
         __syncthreads();
-        // The thread whose segments hold the goal names the one; its warp's lanes are gone through by the first warp.
+        // The thread whose segments hold the goal names the one; the first warp goes through it.
+        bool names = false;
         if (goal >= passed && goal < passed + mine) {
             for (u32 segment = first; segment < first + per_thread && segment < segments; segment++) {
                 if (goal < passed + masses[segment]) {
                     shared[0] = (u64)segment << 32;
                     shared[1] = goal - passed;
-                    chosen = 0xffffffffu;
+                    names = true;
                     break;
                 }
                 passed += masses[segment];
             }
         }
-        __syncthreads();
-        if (chosen == 0xffffffffu && threadIdx.x < 32) {
+        if (__syncthreads_or(names) && threadIdx.x < 32) {
             const u32 segment = (u32)(shared[0] >> 32), i = segment * 32 + lane;
             const u64 rest = shared[1];
             const float x = i < vocabulary ? to_float(from[i]) : 0.0f;

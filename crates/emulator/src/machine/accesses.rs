@@ -1,0 +1,207 @@
+//! Who touched shared memory last, byte by byte: what nothing orders is an error that names both.
+
+use super::{
+    launch::{Block, Blocks},
+    order::{Agent, Knowledge, Part, is_thread},
+    warp::Warp,
+};
+use crate::{
+    lanes::{LANES, lanes_of},
+    program::SHARED_BASE,
+};
+
+type Outcome<T> = Result<T, String>;
+
+/// Bytes that are remembered together.
+const CELL: usize = 16;
+
+/// Something that was done to some bytes of a cell.
+#[derive(Clone, Copy, Debug)]
+struct Access {
+    agent: Agent,
+    /// Which bytes.
+    bytes: u16,
+    writes: bool,
+    time: u32,
+    /// The step of the program.
+    step: u32,
+}
+
+/// Who does something to shared memory, and what is known then.
+pub struct Touch<'a> {
+    pub agent: Agent,
+    pub time: u32,
+    pub step: usize,
+    pub writes: bool,
+    pub knowledge: &'a Knowledge,
+}
+
+impl<'a> Touch<'a> {
+    /// Of a warp, or of what does something for it.
+    pub fn of(warp: &'a Warp, part: Part, writes: bool) -> Self {
+        let (agent, time) = warp.standing.now(part);
+        Touch { agent, time, step: warp.at, writes, knowledge: &warp.standing.knowledge }
+    }
+}
+
+/// What was done to the shared memory of a block.
+#[derive(Default)]
+pub struct Accesses {
+    cells: Vec<Vec<Access>>,
+    /// The warps among which agents are numbered.
+    warps: usize,
+}
+
+impl Accesses {
+    /// Nothing, for so many bytes.
+    pub fn begin(&mut self, bytes: usize, warps: usize) {
+        self.cells.iter_mut().for_each(Vec::clear);
+        self.cells.resize(bytes.div_ceil(CELL), Vec::new());
+        self.warps = warps;
+    }
+
+    /// Does something to so many bytes from an offset on. What it is not ordered behind comes back: its agent and its step.
+    pub fn touch(&mut self, at: usize, bytes: usize, touch: &Touch<'_>) -> Result<(), (Agent, usize)> {
+        let mut from = at;
+        while from < at + bytes {
+            let end = (at + bytes).min((from / CELL + 1) * CELL);
+            let mask = ((1u32 << (end - from)) - 1 << (from % CELL)) as u16;
+            self.touch_cell(from / CELL, mask, touch)?;
+            from = end;
+        }
+        Ok(())
+    }
+
+    fn touch_cell(&mut self, cell: usize, mask: u16, touch: &Touch<'_>) -> Result<(), (Agent, usize)> {
+        let (warps, mut is_known) = (self.warps, false);
+        let sees_fenced = !is_thread(touch.agent, warps);
+        for access in &mut self.cells[cell] {
+            if access.bytes & mask != 0 && (touch.writes || access.writes) {
+                let is_fenced = sees_fenced && access.writes && is_thread(access.agent, warps);
+                let known = if is_fenced { &touch.knowledge.fenced } else { &touch.knowledge.happened };
+                if !known.knows(access.agent, access.time) {
+                    return Err((access.agent, access.step as usize));
+                }
+            }
+            let is_same = access.agent == touch.agent && access.writes == touch.writes;
+            if is_same && access.time == touch.time {
+                access.bytes |= mask;
+                is_known = true;
+            } else if touch.writes || is_same {
+                // Whoever is ordered behind this is behind that, too.
+                access.bytes &= !mask;
+            }
+        }
+        if !is_known {
+            let cell = &mut self.cells[cell];
+            cell.retain(|access| access.bytes != 0);
+            let Touch { agent, time, step, writes, .. } = *touch;
+            cell.push(Access { agent, bytes: mask, writes, time, step: step as u32 });
+        }
+        Ok(())
+    }
+}
+
+impl Blocks<'_> {
+    /// Something is done to bytes at a place in shared memory of a block or its cluster.
+    pub fn touch_shared(&mut self, place: u64, bytes: usize, touch: &Touch<'_>) -> Outcome<()> {
+        let Some(owner) = self.owner_of(place) else { return Ok(()) };
+        let block = &mut self.blocks[owner];
+        let offset = (place - block.shared.address()) as usize;
+        let outcome = block.accesses.touch(offset, bytes, touch);
+        outcome.map_err(|(agent, step)| {
+            let program = self.launch.program;
+            let (line, statement) = &program.statements[program.steps[step].statement];
+            let (now, before) = (self.agent_name(touch.agent), self.agent_name(agent));
+            let does = if touch.writes { "writes" } else { "reads" };
+            format!(
+                "{now} {does} {bytes} bytes at {offset} of shared memory, and nothing orders that behind what {before} did there in \
+                 line {line}, `{statement}`"
+            )
+        })
+    }
+
+    /// Lanes touch shared memory.
+    pub fn touch_shared_by_lanes(
+        &mut self,
+        places: &[u64],
+        bytes: usize,
+        touch: &Touch<'_>,
+        active: u32,
+    ) -> Outcome<()> {
+        lanes_of(active).try_for_each(|lane| self.touch_shared(places[lane], bytes, touch))
+    }
+
+    /// The block whose shared memory holds a place.
+    fn owner_of(&mut self, place: u64) -> Option<usize> {
+        let holds = |block: &Block| {
+            let start = block.shared.address();
+            (start + SHARED_BASE as u64..start + block.shared_end as u64).contains(&place)
+        };
+        if !self.blocks.get(self.last_owner).is_some_and(holds) {
+            self.last_owner = self.blocks.iter().position(holds)?;
+        }
+        Some(self.last_owner)
+    }
+
+    fn agent_name(&self, agent: Agent) -> String {
+        const NAMES: [&str; 4] = ["", "'s copies", "'s stores by the copy engine", "'s products"];
+        let warps_of_block = self.launch.threads.div_ceil(LANES);
+        let warps = warps_of_block * self.launch.cluster;
+        match (usize::from(agent) - 1) / NAMES.len() {
+            warp if warp < warps => {
+                let part = NAMES[(usize::from(agent) - 1) % NAMES.len()];
+                format!("warp {} of block {} of the cluster{part}", warp % warps_of_block, warp / warps_of_block)
+            }
+            _ => "the copy engine".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::order::Standing;
+
+    const WARPS: usize = 2;
+
+    fn touch<'a>(of: &'a Standing, part: Part, writes: bool) -> Touch<'a> {
+        let (agent, time) = of.now(part);
+        Touch { agent, time, step: 7, writes, knowledge: &of.knowledge }
+    }
+
+    fn memory() -> (Accesses, Standing, Standing) {
+        let mut memory = Accesses::default();
+        memory.begin(256, WARPS);
+        (memory, Standing::new(0), Standing::new(1))
+    }
+
+    #[test]
+    fn a_read_must_be_behind_the_write() {
+        let (mut memory, mut writer, mut reader) = memory();
+        memory.touch(12, 8, &touch(&writer, Part::Itself, true)).unwrap();
+        memory.touch(12, 8, &touch(&writer, Part::Itself, false)).expect("its own");
+        memory.touch(20, 4, &touch(&reader, Part::Itself, false)).expect("other bytes");
+        assert!(memory.touch(16, 4, &touch(&reader, Part::Itself, false)).is_err());
+        reader.knowledge.join(&writer.knowledge);
+        writer.told();
+        memory.touch(16, 4, &touch(&reader, Part::Itself, false)).expect("they have met");
+        assert!(memory.touch(16, 4, &touch(&writer, Part::Itself, true)).is_err(), "it is still being read");
+        memory.touch(16, 4, &touch(&writer, Part::Itself, false)).expect("both read");
+        writer.knowledge.join(&reader.knowledge);
+        memory.touch(16, 4, &touch(&writer, Part::Itself, true)).unwrap();
+    }
+
+    #[test]
+    fn engines_see_what_threads_wrote_behind_a_fence() {
+        let (mut memory, mut warp, _) = memory();
+        memory.touch(0, 16, &touch(&warp, Part::Itself, true)).unwrap();
+        assert!(memory.touch(0, 16, &touch(&warp, Part::Stores, false)).is_err());
+        warp.knowledge.fence();
+        memory.touch(0, 16, &touch(&warp, Part::Stores, false)).unwrap();
+        assert!(memory.touch(0, 16, &touch(&warp, Part::Itself, true)).is_err(), "it is still being stored");
+        warp.end_group(Part::Stores);
+        warp.wait_for_groups(Part::Stores, 0);
+        memory.touch(0, 16, &touch(&warp, Part::Itself, true)).unwrap();
+    }
+}

@@ -1,0 +1,208 @@
+//! What surely happens before what: the order that barriers make, whatever turns warps take.
+//!
+//! Everybody who touches memory is an agent with a time of its own: a warp, what does copies, stores and products for it while it goes on, and
+//! what brings bytes that a barrier counts. A warp knows of every agent until when all that it did has happened. Who meets
+//! shares that, and who touches memory must know of all that was done there before, unless both only read.
+
+/// Somebody who touches memory.
+pub type Agent = u16;
+
+/// The kernel before, whose only time is its end.
+pub const KERNEL_BEFORE: Agent = 0;
+/// The end of the kernel before.
+pub const ENDED: u32 = 1;
+
+/// What a warp does by itself, and what is done for it meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What its own instructions do.
+    Itself,
+    /// Copies into shared memory, which it waits for by groups.
+    Copies,
+    /// What the copy engine reads of shared memory for it.
+    Stores,
+    /// What the matrix units read of shared memory for it.
+    Products,
+}
+
+/// The agents of a warp.
+const PARTS: usize = 4;
+
+/// A part of a warp, which is numbered among those that share memory.
+pub fn part_of(warp: usize, part: Part) -> Agent {
+    (1 + PARTS * warp + part as usize) as Agent
+}
+
+/// The first number behind all parts of so many warps.
+pub fn first_bringer(warps: usize) -> Agent {
+    (1 + PARTS * warps) as Agent
+}
+
+/// Whether an agent writes as threads do: copy engine and matrix units see that behind a fence.
+pub fn is_thread(agent: Agent, warps: usize) -> bool {
+    let part = (usize::from(agent).wrapping_sub(1)) % PARTS;
+    agent != KERNEL_BEFORE
+        && agent < first_bringer(warps)
+        && (part == Part::Itself as usize || part == Part::Copies as usize)
+}
+
+/// Of every agent the time until which all that it did has happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Clock(Vec<u32>);
+
+impl Clock {
+    pub fn knows(&self, agent: Agent, time: u32) -> bool {
+        self.0.get(usize::from(agent)).is_some_and(|&known| time <= known)
+    }
+
+    pub fn learn(&mut self, agent: Agent, time: u32) {
+        let index = usize::from(agent);
+        if self.0.len() <= index {
+            self.0.resize(index + 1, 0);
+        }
+        self.0[index] = self.0[index].max(time);
+    }
+
+    pub fn join(&mut self, other: &Clock) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (mine, &theirs) in self.0.iter_mut().zip(&other.0) {
+            *mine = (*mine).max(theirs);
+        }
+    }
+}
+
+/// What somebody knows: what has happened, and which of the writes of threads copy engine and matrix units see as well.
+#[derive(Clone, Debug, Default)]
+pub struct Knowledge {
+    pub happened: Clock,
+    pub fenced: Clock,
+}
+
+impl Knowledge {
+    pub fn join(&mut self, other: &Knowledge) {
+        self.happened.join(&other.happened);
+        self.fenced.join(&other.fenced);
+    }
+
+    /// From now on copy engine and matrix units see all that has happened.
+    pub fn fence(&mut self) {
+        self.fenced.join(&self.happened);
+    }
+
+    pub fn knows_end_of_kernel_before(&self) -> bool {
+        self.happened.knows(KERNEL_BEFORE, ENDED)
+    }
+}
+
+/// What those know who meet: those of the phase that goes on, and all of the phases that have passed.
+#[derive(Clone, Debug, Default)]
+pub struct Meeting {
+    arriving: Knowledge,
+    pub met: Knowledge,
+    /// Who brings bytes here, and how often that was asked for.
+    pub bringer: Option<(Agent, u32)>,
+}
+
+impl Meeting {
+    pub fn arrive(&mut self, knowledge: &Knowledge) {
+        self.arriving.join(knowledge);
+    }
+
+    /// Bytes come to the phase that goes on.
+    pub fn bring(&mut self, agent: Agent, time: u32) {
+        self.arriving.happened.learn(agent, time);
+    }
+
+    pub fn pass(&mut self) {
+        let arrived = std::mem::take(&mut self.arriving);
+        self.met.join(&arrived);
+    }
+}
+
+/// The times of a warp's parts, and what it knows.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    /// The warp's number among those that share memory.
+    warp: usize,
+    times: [u32; PARTS],
+    pub knowledge: Knowledge,
+}
+
+impl Standing {
+    pub fn new(warp: usize) -> Self {
+        let mut standing = Standing { warp, times: [1; PARTS], knowledge: Knowledge::default() };
+        standing.knowledge.happened.learn(part_of(warp, Part::Itself), 1);
+        standing
+    }
+
+    /// Who does something now, and when.
+    pub fn now(&self, part: Part) -> (Agent, u32) {
+        (part_of(self.warp, part), self.times[part as usize])
+    }
+
+    /// What the warp does from now on is not what others have learnt.
+    pub fn told(&mut self) {
+        self.times[Part::Itself as usize] += 1;
+        let (agent, time) = self.now(Part::Itself);
+        self.knowledge.happened.learn(agent, time);
+    }
+
+    /// A group of what is done for the warp ends.
+    pub fn end_group(&mut self, part: Part) {
+        self.times[part as usize] += 1;
+    }
+
+    /// All groups but so many have been waited for.
+    pub fn wait_for_groups(&mut self, part: Part, left: usize) {
+        let done = (self.times[part as usize] as usize).saturating_sub(1 + left);
+        self.knowledge.happened.learn(part_of(self.warp, part), done as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_meets_knows_what_others_did_before_and_not_what_they_do_behind() {
+        let (mut first, mut second) = (Standing::new(0), Standing::new(1));
+        let before = first.now(Part::Itself);
+        let mut meeting = Meeting::default();
+        meeting.arrive(&first.knowledge);
+        first.told();
+        let behind = first.now(Part::Itself);
+        second.knowledge.join(&meeting.met);
+        assert!(!second.knowledge.happened.knows(before.0, before.1), "the phase goes on");
+        meeting.pass();
+        second.knowledge.join(&meeting.met);
+        assert!(second.knowledge.happened.knows(before.0, before.1));
+        assert!(!second.knowledge.happened.knows(behind.0, behind.1));
+        assert!(first.knowledge.happened.knows(behind.0, behind.1), "what it does itself");
+    }
+
+    #[test]
+    fn groups_are_done_when_they_were_waited_for() {
+        let mut warp = Standing::new(3);
+        let first = warp.now(Part::Stores);
+        warp.end_group(Part::Stores);
+        let second = warp.now(Part::Stores);
+        warp.end_group(Part::Stores);
+        warp.wait_for_groups(Part::Stores, 1);
+        assert!(warp.knowledge.happened.knows(first.0, first.1));
+        assert!(!warp.knowledge.happened.knows(second.0, second.1));
+        warp.wait_for_groups(Part::Stores, 0);
+        assert!(warp.knowledge.happened.knows(second.0, second.1));
+    }
+
+    #[test]
+    fn writes_of_threads_are_told_from_those_of_engines() {
+        for (part, is) in
+            [(Part::Itself, true), (Part::Copies, true), (Part::Stores, false), (Part::Products, false)]
+        {
+            assert_eq!(is_thread(part_of(5, part), 6), is);
+        }
+        assert!(!is_thread(first_bringer(6), 6) && !is_thread(KERNEL_BEFORE, 6));
+    }
+}
