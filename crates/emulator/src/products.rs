@@ -345,6 +345,29 @@ impl Product {
         if self.description.turned[1] { [columns, rows] } else { [rows, columns] }
     }
 
+    /// The pieces of memory that it reads and writes, column by column: address, bytes, whether it writes.
+    pub fn touched(&self) -> Vec<(u64, usize, bool)> {
+        let [a, b, c, d] = &self.layouts;
+        let Description { epilogue, bias, auxiliary, auxiliary_leading, .. } = self.description;
+        let rows = d.rows;
+        let beside = Layout { leading: auxiliary_leading.max(rows), ..*d };
+        let vector = Layout { columns: 1, leading: rows, ..*d };
+        [
+            (a, self.at[0], true, false),
+            (b, self.at[1], true, false),
+            (c, self.at[2], self.beta != 0.0, false),
+            (&vector, bias, epilogue & BIAS != 0, false),
+            (&beside, auxiliary, epilogue & AUXILIARY != 0, epilogue & GELU != 0),
+            (d, self.at[3], true, true),
+        ]
+        .into_iter()
+        .filter(|&(_, _, is_used, _)| is_used)
+        .flat_map(|(of, at, _, writes)| {
+            (0..of.columns).map(move |column| (of.place(at, 0, column), of.rows * of.of.bytes(), writes))
+        })
+        .collect()
+    }
+
     /// Computes it.
     pub fn run(&self, table: &Table) -> Result<(), String> {
         let [a, b, c, d] = &self.layouts;

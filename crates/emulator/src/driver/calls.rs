@@ -12,7 +12,7 @@ use std::{
 
 use super::state::{
     Event, Function, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, Kernel, LAUNCH_FAILED, NOT_FOUND,
-    NOT_SUPPORTED, OUT_OF_MEMORY, Status, Stream, TOTAL_BYTES, Work, act, fail, give, may_share, reason,
+    NOT_SUPPORTED, OUT_OF_MEMORY, Status, Stream, TOTAL_BYTES, Work, act_all, fail, give, may_share, reason,
     state,
 };
 use crate::{
@@ -357,10 +357,11 @@ functions! {
     /// Whoever waits for what is being captured is captured as well.
     fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) {
         let mut all = state();
-        let Some(Event { capture, .. }) = all.events.get(&event).copied() else { return INVALID_HANDLE };
+        let Some(Event { capture, behind, .. }) = all.events.get(&event).cloned() else { return INVALID_HANDLE };
         let is_open = capture.is_some_and(|capture| all.captures.contains_key(&capture));
         match all.streams.get_mut(&stream) {
-            Some(stream) if is_open => stream.capture = capture,
+            Some(stream) if is_open && stream.capture == capture => stream.waits_for.extend(behind),
+            Some(stream) if is_open => *stream = Stream { capture, last: None, waits_for: behind },
             Some(_) => (),
             None => return INVALID_HANDLE,
         }
@@ -372,7 +373,9 @@ functions! {
         let mut all = state();
         let capture = all.handle();
         match all.streams.get_mut(&stream) {
-            Some(stream) if stream.capture.is_none() => stream.capture = Some(capture),
+            Some(stream) if stream.capture.is_none() => {
+                *stream = Stream { capture: Some(capture), ..Stream::default() };
+            }
             _ => return INVALID_HANDLE,
         }
         all.captures.insert(capture, Vec::new());
@@ -412,7 +415,7 @@ functions! {
             return INVALID_HANDLE;
         };
         drop(all);
-        graph.iter().map(|work| act(work, &table)).find(|&status| status != 0).unwrap_or(0)
+        act_all(&graph, &table)
     }
 
     /// Gives one back.
@@ -437,8 +440,9 @@ functions! {
     /// Marks where a stream is.
     fn cuEventRecord(event: usize, stream: usize) {
         let mut all = state();
-        let Some(Stream { capture }) = all.streams.get(&stream).copied() else { return INVALID_HANDLE };
-        let recorded = Event { recorded: Some(Instant::now()), capture };
+        let Some(stream) = all.streams.get(&stream) else { return INVALID_HANDLE };
+        let recorded =
+            Event { recorded: Some(Instant::now()), capture: stream.capture, behind: stream.behind() };
         if all.events.insert(event, recorded).is_some() { 0 } else { INVALID_HANDLE }
     }
 
@@ -552,14 +556,14 @@ functions! {
         let Some(function) = state().functions.get(&function).cloned() else { return INVALID_HANDLE };
         let program = Arc::clone(&function.program);
         let refuse = |detail: String| fail(&Error::Launch { kernel: program.name.clone(), detail }, INVALID_VALUE);
-        let (mut cluster, mut together) = (program.cluster.unwrap_or(1) as usize, false);
+        let (mut cluster, mut together, mut early) = (program.cluster.unwrap_or(1) as usize, false, false);
         for index in 0..config.count as usize {
             // SAFETY: there are as many attributes as the caller says.
             let attribute = unsafe { &*config.attributes.add(index) };
             match attribute.number {
                 TOGETHER => together = attribute.value[0] as u32 != 0,
                 CLUSTER => cluster = attribute.value[0] as u32 as usize,
-                EARLY => (),
+                EARLY => early = attribute.value[0] as u32 != 0,
                 other => return refuse(format!("the attribute {other}")),
             }
         }
@@ -584,6 +588,7 @@ functions! {
             cluster,
             shared_bytes: config.shared_bytes as usize,
             together,
+            early,
             parameters,
         };
         give(config.stream, Work::Kernel(Box::new(kernel)))

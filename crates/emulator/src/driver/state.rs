@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     error::Error,
-    machine::{self, Launch, Region, Table, Timing, raw},
+    machine::{self, History, Launch, Region, Table, Timing, Told, raw},
     products::Product,
     program::{Program, SHARED_BASE},
     ptx::Source,
@@ -51,6 +51,8 @@ pub struct Kernel {
     pub cluster: usize,
     pub shared_bytes: usize,
     pub together: bool,
+    /// Whether it may begin before the one before has ended.
+    pub early: bool,
     pub parameters: Vec<u8>,
 }
 
@@ -66,22 +68,42 @@ pub struct State {
     pub events: HashMap<usize, Event>,
     pub modules: HashMap<usize, Arc<Source>>,
     pub functions: HashMap<usize, Function>,
-    pub captures: HashMap<usize, Vec<Work>>,
-    pub graphs: HashMap<usize, Arc<Vec<Work>>>,
+    pub captures: HashMap<usize, Vec<Captured>>,
+    pub graphs: HashMap<usize, Arc<Vec<Captured>>>,
     last_handle: usize,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub struct Stream {
     /// What is being captured from it.
     pub capture: Option<usize>,
+    /// The last that was captured from it.
+    pub last: Option<usize>,
+    /// What of other streams comes before the next.
+    pub waits_for: Vec<usize>,
 }
 
-#[derive(Clone, Copy, Default)]
+impl Stream {
+    /// What has been captured when the stream is where it is.
+    pub fn behind(&self) -> Vec<usize> {
+        self.waits_for.iter().copied().chain(self.last).collect()
+    }
+}
+
+#[derive(Clone, Default)]
 pub struct Event {
     pub recorded: Option<Instant>,
-    /// What was being captured when it was recorded.
+    /// What was being captured when it was recorded, and how far that was.
     pub capture: Option<usize>,
+    pub behind: Vec<usize>,
+}
+
+/// Something that was captured.
+pub struct Captured {
+    pub work: Work,
+    /// What of its stream comes before it, and what of others.
+    pub last: Option<usize>,
+    pub waits_for: Vec<usize>,
 }
 
 #[derive(Clone)]
@@ -134,33 +156,71 @@ pub fn timing() -> Timing {
 /// Does something now, or keeps it where the stream is being captured.
 pub fn give(stream: usize, work: Work) -> Status {
     let mut all = state();
-    let Some(Stream { capture }) = all.streams.get(&stream).copied() else { return INVALID_HANDLE };
     let table = Arc::clone(&all.table);
-    match capture.and_then(|capture| all.captures.get_mut(&capture)) {
+    let State { streams, captures, .. } = &mut *all;
+    let Some(stream) = streams.get_mut(&stream) else { return INVALID_HANDLE };
+    match stream.capture.and_then(|capture| captures.get_mut(&capture)) {
         Some(captured) => {
-            captured.push(work);
+            let last = stream.last.replace(captured.len());
+            captured.push(Captured { work, last, waits_for: std::mem::take(&mut stream.waits_for) });
             0
         }
         None => {
             drop(all);
-            act(&work, &table)
+            act(&work, &table, None)
         }
     }
 }
 
-/// Does something.
-pub fn act(work: &Work, table: &Table) -> Status {
-    match work {
-        Work::Copy { to, from, bytes } => raw::copy(*to, *from, *bytes),
-        Work::Fill { to, value, bytes } => raw::fill(*to, *value, *bytes),
-        Work::Product(product) => {
-            if let Err(detail) = product.run(table) {
-                return fail(
-                    &Error::Launch { kernel: "a product of the library".into(), detail },
-                    LAUNCH_FAILED,
-                );
-            }
+/// Does what was captured.
+pub fn act_all(graph: &[Captured], table: &Table) -> Status {
+    let mut history = History::default();
+    for Captured { work, last, waits_for } in graph {
+        let mut behind = waits_for.clone();
+        // Copies let nothing begin early.
+        let early_behind = last.filter(|&last| {
+            work.is_early() && matches!(graph[last].work, Work::Kernel(_) | Work::Product(_))
+        });
+        if early_behind.is_none() {
+            behind.extend(last);
         }
+        history.begin(work.name(), &behind, early_behind);
+        let status = act(work, table, Some(&mut history));
+        if status != 0 {
+            return status;
+        }
+    }
+    0
+}
+
+impl Work {
+    fn name(&self) -> String {
+        match self {
+            Work::Copy { .. } => "a copy".into(),
+            Work::Fill { .. } => "a fill".into(),
+            Work::Product(_) => "a product of the library".into(),
+            Work::Kernel(kernel) => kernel.program.name.clone(),
+        }
+    }
+
+    fn is_early(&self) -> bool {
+        matches!(self, Work::Kernel(kernel) if kernel.early)
+    }
+}
+
+/// Does something, as a part of a graph or by itself.
+fn act(work: &Work, table: &Table, mut history: Option<&mut History>) -> Status {
+    let mut told = Told::default();
+    let outcome = match work {
+        Work::Copy { to, from, bytes } => {
+            raw::copy(*to, *from, *bytes);
+            touch(&mut history, &[(*from, *bytes, false), (*to, *bytes, true)])
+        }
+        Work::Fill { to, value, bytes } => {
+            raw::fill(*to, *value, *bytes);
+            touch(&mut history, &[(*to, *bytes, true)])
+        }
+        Work::Product(product) => product.run(table).and_then(|()| touch(&mut history, &product.touched())),
         Work::Kernel(kernel) => {
             let launch = Launch {
                 program: &kernel.program,
@@ -173,14 +233,27 @@ pub fn act(work: &Work, table: &Table) -> Status {
                 memory: table,
                 timing: timing(),
             };
-            match machine::run(&launch) {
-                Ok(_) => (),
+            match machine::run(&launch, history.as_deref_mut()) {
+                Ok(it) => told = it,
                 Err(error @ Error::Launch { .. }) => return fail(&error, INVALID_VALUE),
                 Err(error) => return fail(&error, LAUNCH_FAILED),
             }
+            Ok(())
         }
+    };
+    if let Some(history) = history {
+        history.end(told);
     }
-    0
+    match outcome {
+        Ok(()) => 0,
+        Err(detail) => fail(&Error::Launch { kernel: work.name(), detail }, LAUNCH_FAILED),
+    }
+}
+
+/// Pieces of memory are read or written by what begins when all before it has ended.
+fn touch(history: &mut Option<&mut History>, pieces: &[(u64, usize, bool)]) -> Result<(), String> {
+    let Some(history) = history else { return Ok(()) };
+    pieces.iter().try_for_each(|&(at, bytes, writes)| history.touch(at, bytes, writes, false))
 }
 
 /// Whether a kernel may have so much shared memory beside its own.

@@ -1,14 +1,13 @@
 //! Who touched shared memory last, byte by byte: what nothing orders is an error that names both.
 
+use std::ops::Range;
+
 use super::{
     launch::{Block, Blocks},
     order::{Agent, Knowledge, Part, is_thread},
     warp::Warp,
 };
-use crate::{
-    lanes::{LANES, lanes_of},
-    program::SHARED_BASE,
-};
+use crate::{lanes::LANES, program::SHARED_BASE};
 
 type Outcome<T> = Result<T, String>;
 
@@ -121,25 +120,17 @@ impl Blocks<'_> {
         })
     }
 
-    /// Lanes touch shared memory.
-    pub fn touch_shared_by_lanes(
-        &mut self,
-        places: &[u64],
-        bytes: usize,
-        touch: &Touch<'_>,
-        active: u32,
-    ) -> Outcome<()> {
-        lanes_of(active).try_for_each(|lane| self.touch_shared(places[lane], bytes, touch))
+    /// Where the shared memory of a block is.
+    pub fn shared_span(&self, block: usize) -> Range<u64> {
+        let Block { shared, shared_end, .. } = &self.blocks[block];
+        shared.address() + SHARED_BASE as u64..shared.address() + *shared_end as u64
     }
 
     /// The block whose shared memory holds a place.
     fn owner_of(&mut self, place: u64) -> Option<usize> {
-        let holds = |block: &Block| {
-            let start = block.shared.address();
-            (start + SHARED_BASE as u64..start + block.shared_end as u64).contains(&place)
-        };
-        if !self.blocks.get(self.last_owner).is_some_and(holds) {
-            self.last_owner = self.blocks.iter().position(holds)?;
+        let holds = |block: usize| self.shared_span(block).contains(&place);
+        if !holds(self.last_owner) {
+            self.last_owner = (0..self.blocks.len()).find(|&block| holds(block))?;
         }
         Some(self.last_owner)
     }
@@ -151,7 +142,11 @@ impl Blocks<'_> {
         match (usize::from(agent) - 1) / NAMES.len() {
             warp if warp < warps => {
                 let part = NAMES[(usize::from(agent) - 1) % NAMES.len()];
-                format!("warp {} of block {} of the cluster{part}", warp % warps_of_block, warp / warps_of_block)
+                format!(
+                    "warp {} of block {} of the cluster{part}",
+                    warp % warps_of_block,
+                    warp / warps_of_block
+                )
             }
             _ => "the copy engine".into(),
         }

@@ -33,6 +33,7 @@ pub fn begin(
         // Nothing is read of what is not there.
         if there > 0 {
             from = blocks.global(warp.block, from, there)?;
+            blocks.touch_global(warp, from, there, false)?;
         }
         if to % bytes as u64 != 0 || (there > 0 && !from.is_multiple_of(bytes as u64)) {
             return Err(format!(
@@ -143,6 +144,20 @@ impl Pieces {
     }
 }
 
+/// The elements of a box in global memory are read or written.
+fn touch_box(
+    warp: &Warp,
+    blocks: &mut Blocks<'_>,
+    tensor: &Tensor,
+    first: &[i32],
+    writes: bool,
+) -> Outcome<()> {
+    tensor.rows(first).try_for_each(|(_, there)| match there {
+        Some((_, count, address)) => blocks.touch_global(warp, address, count * tensor.bytes, writes),
+        None => Ok(()),
+    })
+}
+
 /// Asks the copy engine for bytes that will be at a place.
 fn ask(warp: &Warp, blocks: &mut Blocks<'_>, place: u64, arrival: Arrival) -> Outcome<()> {
     let (agent, time) = blocks.bring(warp.block, arrival.barrier());
@@ -171,6 +186,7 @@ pub fn bulk(
         if !bytes.is_multiple_of(16) || to % 16 != 0 || from % 16 != 0 {
             return Err(format!("a bulk copy of {bytes} bytes from {from:#x}: not all are multiples of 16"));
         }
+        blocks.touch_global(warp, from, bytes, false)?;
         let barrier = blocks.barrier_place(warp.block, warp.word(program, barrier)[lane])?;
         ask(warp, blocks, to, Arrival::Piece { to, from, bytes, barrier })?;
     }
@@ -193,6 +209,7 @@ pub fn load_box(warp: &Warp, blocks: &mut Blocks<'_>, load: &BoxLoad, active: u3
         if to % 128 != 0 {
             return Err(format!("a box to {to:#x}, no multiple of 128"));
         }
+        touch_box(warp, blocks, &tensor, &at, false)?;
         let cluster = blocks.launch.cluster;
         let first = warp.block / cluster * cluster;
         let given = match load.blocks {
@@ -264,6 +281,7 @@ pub fn store_box(
         let from = warp.word(program, from)[lane];
         let place = blocks.shared(warp.block, from, tensor.box_bytes())?;
         blocks.touch_shared(place, tensor.box_bytes(), &Touch::of(warp, Part::Stores, false))?;
+        touch_box(warp, blocks, &tensor, &first, true)?;
         let stored =
             Stored { block: warp.block, warp: warp.number, lane, age: None, from, tensor, at: first };
         match blocks.launch.timing {

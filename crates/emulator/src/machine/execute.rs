@@ -246,9 +246,11 @@ impl Warp {
                     }
                 }
             }
-            Code::Load { from, bytes, signed, to, .. } => {
+            Code::Load { from, bytes, signed, is_unordered, to, .. } => {
                 let places = self.places(blocks, *from, bytes * to.len(), active)?;
-                self.touch(blocks, *from, &places, bytes * to.len(), false, active)?;
+                if !is_unordered {
+                    self.touch(blocks, *from, &places, bytes * to.len(), false, active)?;
+                }
                 for (index, d) in to.iter().enumerate() {
                     let mut found = [0; LANES];
                     for lane in lanes_of(active) {
@@ -280,6 +282,8 @@ impl Warp {
                 if at.space == Space::Shared {
                     let changed: Vec<u64> = lanes_of(active).map(|lane| places[lane]).collect();
                     blocks.change_in_turn(self, &changed, 4 * by.len())?;
+                } else {
+                    self.touch(blocks, *at, &places, 4 * by.len(), true, active)?;
                 }
                 for (index, by) in by.iter().enumerate() {
                     let by = *self.word(program, *by);
@@ -339,6 +343,7 @@ impl Warp {
             Code::ProductsCommit => self.standing.end_group(Part::Products),
             Code::ProductsWait(left) => self.standing.wait_for_groups(Part::Products, *left),
             Code::Fence => self.standing.knowledge.fence(),
+            Code::LetNextBegin => blocks.let_next_begin(self),
             Code::WaitForKernelBefore => self.standing.knowledge.happened.learn(KERNEL_BEFORE, ENDED),
             Code::BarrierBegin(barrier, count) => {
                 let counts = *self.word(program, *count);
@@ -484,11 +489,13 @@ impl Warp {
         writes: bool,
         active: u32,
     ) -> Result<(), String> {
-        if address.space == Space::Shared {
-            let touch = Touch::of(self, Part::Itself, writes);
-            blocks.touch_shared_by_lanes(places, bytes, &touch, active)?;
-        }
-        Ok(())
+        let shared = blocks.shared_span(self.block);
+        let touch = Touch::of(self, Part::Itself, writes);
+        let is_shared = |place: u64| address.space == Space::Shared || shared.contains(&place);
+        lanes_of(active).try_for_each(|lane| match places[lane] {
+            place if is_shared(place) => blocks.touch_shared(place, bytes, &touch),
+            place => blocks.touch_global(self, place, bytes, writes),
+        })
     }
 
     /// Where lanes read or write so many bytes: addresses that exist, at multiples of that size.

@@ -6,6 +6,7 @@ use super::{
     accesses::Accesses,
     copies::{Arrival, Stored},
     execute::Stop,
+    history::{History, Told},
     meetings::{BARRIERS, Barrier, Cluster},
     memory::{Region, Span, Table, raw},
     order::Meeting,
@@ -69,6 +70,9 @@ pub struct Block {
     pub rank: usize,
     number: usize,
     pub live_warps: usize,
+    /// Whether one of its warps has waited for the kernel before, and whether those that let the next begin had.
+    pub has_waited: bool,
+    pub told_next: Option<bool>,
     pub barriers: [Barrier; BARRIERS],
 }
 
@@ -86,12 +90,16 @@ pub struct Blocks<'a> {
     pub last: Span,
     /// Whose shared memory was touched last.
     pub last_owner: usize,
+    /// What other launches did.
+    pub history: Option<&'a mut History>,
+    /// What this one tells of the one before.
+    pub told: Told,
     pub arrivals: Vec<Arrival>,
     pub stores: Vec<Stored>,
 }
 
-/// Runs a launch and says how many steps it took.
-pub fn run(launch: &Launch<'_>) -> Result<u64> {
+/// Runs a launch and says what others may learn from it. What it does to global memory goes into the history of its graph.
+pub fn run(launch: &Launch<'_>, history: Option<&mut History>) -> Result<Told> {
     check(launch)?;
     let parameters = Region::new(launch.parameters.len());
     for (index, &byte) in launch.parameters.iter().enumerate() {
@@ -106,6 +114,8 @@ pub fn run(launch: &Launch<'_>) -> Result<u64> {
         steps: 0,
         last: (1, 0),
         last_owner: 0,
+        history,
+        told: Told::default(),
         arrivals: Vec::new(),
         stores: Vec::new(),
     };
@@ -117,7 +127,7 @@ pub fn run(launch: &Launch<'_>) -> Result<u64> {
         blocks.run()?;
         first += at_once;
     }
-    Ok(blocks.steps)
+    Ok(blocks.told)
 }
 
 fn check(launch: &Launch<'_>) -> Result<()> {
@@ -172,10 +182,13 @@ impl Blocks<'_> {
                 rank,
                 number,
                 live_warps,
+                has_waited: false,
+                told_next: None,
                 barriers,
             });
         }
         self.learnt.clear();
+        self.last_owner = 0;
         self.clusters = vec![Cluster::default(); count / launch.cluster];
     }
 

@@ -62,13 +62,7 @@ impl Blocks<'_> {
         outcome.map_err(|detail| self.fault(&warps[index], at, detail))
     }
 
-    fn arrive(
-        &mut self,
-        warps: &mut [Warp],
-        index: usize,
-        meeting: &Meeting,
-        lanes: u32,
-    ) -> Outcome<()> {
+    fn arrive(&mut self, warps: &mut [Warp], index: usize, meeting: &Meeting, lanes: u32) -> Outcome<()> {
         let program = self.launch.program;
         let warp = &mut warps[index];
         let number = warp.uniform(program, meeting.barrier, lanes)? as usize;
@@ -101,12 +95,7 @@ impl Blocks<'_> {
         self.meet_if_all_are_there(warps, warps[index].block, number)
     }
 
-    fn meet_if_all_are_there(
-        &mut self,
-        warps: &mut [Warp],
-        block: usize,
-        number: usize,
-    ) -> Outcome<()> {
+    fn meet_if_all_are_there(&mut self, warps: &mut [Warp], block: usize, number: usize) -> Outcome<()> {
         let block = &mut self.blocks[block];
         let barrier = &mut block.barriers[number];
         let needed = barrier.threads.map_or(block.live_warps * LANES, |threads| threads as usize);
@@ -140,7 +129,13 @@ impl Blocks<'_> {
             return Err(self.fault(&warps[index], at, detail));
         }
         let block = warps[index].block;
-        self.blocks[block].live_warps -= 1;
+        let of_block = &mut self.blocks[block];
+        of_block.has_waited |= warps[index].standing.knowledge.knows_end_of_kernel_before();
+        of_block.live_warps -= 1;
+        if of_block.live_warps == 0 {
+            self.told.at_end |= of_block.has_waited;
+            self.told.to_next |= of_block.told_next.unwrap_or(of_block.has_waited);
+        }
         for number in 0..BARRIERS {
             if self.blocks[block].barriers[number].threads.is_none() {
                 let outcome = self.meet_if_all_are_there(warps, block, number);
@@ -149,6 +144,13 @@ impl Blocks<'_> {
         }
         self.meet_cluster(block);
         Ok(())
+    }
+
+    /// The next kernel may begin, as far as this block is concerned.
+    pub fn let_next_begin(&mut self, warp: &Warp) {
+        let has_waited = warp.standing.knowledge.knows_end_of_kernel_before();
+        let told = &mut self.blocks[warp.block].told_next;
+        *told = Some(told.unwrap_or(true) && has_waited);
     }
 
     // ---- The cluster ----

@@ -9,6 +9,7 @@ mod arrivals;
 mod collective;
 mod copies;
 mod execute;
+mod history;
 mod launch;
 mod matrices;
 mod meetings;
@@ -18,6 +19,7 @@ mod places;
 mod tensor;
 mod warp;
 
+pub use history::{History, Told};
 pub use launch::{Launch, MOST_SHARED_BYTES, Timing, run};
 pub use memory::{Region, Table, raw};
 pub use tensor::Tensor;

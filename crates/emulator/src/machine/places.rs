@@ -3,6 +3,7 @@
 use super::{
     launch::{Block, Blocks},
     memory::Span,
+    warp::Warp,
 };
 use crate::program::SHARED_BASE;
 
@@ -46,6 +47,13 @@ impl Blocks<'_> {
             return Err("shared memory of a block that has ended".into());
         }
         Ok(owner.shared.address() + at as u64)
+    }
+
+    /// Something is done to global memory.
+    pub fn touch_global(&mut self, warp: &Warp, place: u64, bytes: usize, writes: bool) -> Outcome<()> {
+        let Some(history) = &mut self.history else { return Ok(()) };
+        let has_waited = warp.standing.knowledge.knows_end_of_kernel_before();
+        history.touch(place, bytes, writes, has_waited)
     }
 
     /// The same in global memory, where parameters and the block's shared memory can be named, too.

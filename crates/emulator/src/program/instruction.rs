@@ -240,6 +240,8 @@ pub enum Code {
         signed: bool,
         /// Whether what others write is looked for, so that they should come to write it.
         polls: bool,
+        /// Whether it does not matter that others write meanwhile.
+        is_unordered: bool,
         /// Where they go.
         to: Vec<Slot>,
     },
@@ -336,6 +338,8 @@ pub enum Code {
     Fence,
     /// Waits until the kernel before has ended.
     WaitForKernelBefore,
+    /// Lets the next kernel begin.
+    LetNextBegin,
     /// A hint, or an order that this machine keeps by itself.
     Nothing,
 }
@@ -433,6 +437,7 @@ impl Code {
             | Code::ProductsWait(_)
             | Code::Fence
             | Code::WaitForKernelBefore
+            | Code::LetNextBegin
             | Code::Nothing => (),
             Code::Meet(meeting) => {
                 see(&mut meeting.barrier, Word, Reads);

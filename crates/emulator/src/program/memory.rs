@@ -123,7 +123,9 @@ impl Translator<'_> {
             }
         }
         let from = self.address(reading, access, base, *offset)?;
-        self.push(Code::Load { from, bytes: access.bytes, signed: access.signed, polls: access.polls, to });
+        let Access { bytes, signed, polls, .. } = *access;
+        let is_unordered = reading.statement.is_unordered;
+        self.push(Code::Load { from, bytes, signed, polls, is_unordered, to });
         Ok(())
     }
 

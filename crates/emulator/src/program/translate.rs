@@ -427,14 +427,14 @@ impl Translator<'_> {
                 Code::Lanes(copy, d, [policy, 0, 0])
             }
             ["wgmma", "commit_group", "sync", "aligned"] => Code::ProductsCommit,
-            ["wgmma", "wait_group", "sync", "aligned"] => {
-                Code::ProductsWait(reading.number(0)? as usize)
-            }
-            ["fence", "proxy", "async", ..] | ["fence", "proxy", "async::shared::cta" | "async::generic", ..] => Code::Fence,
+            ["wgmma", "wait_group", "sync", "aligned"] => Code::ProductsWait(reading.number(0)? as usize),
+            ["fence", "proxy", "async", ..] => Code::Fence,
             ["griddepcontrol", "wait"] => Code::WaitForKernelBefore,
-            // The machine keeps the order of a program, has all registers, and runs kernels one after another.
-            ["fence" | "membar" | "prefetch" | "setmaxnreg" | "griddepcontrol", ..]
-            | ["wgmma", "fence", "sync", "aligned"] => Code::Nothing,
+            ["griddepcontrol", "launch_dependents"] => Code::LetNextBegin,
+            // The machine keeps the order of a program, and has all registers.
+            ["fence" | "membar" | "prefetch" | "setmaxnreg", ..] | ["wgmma", "fence", "sync", "aligned"] => {
+                Code::Nothing
+            }
             _ => {
                 let operation = arithmetic::operation(&reading.statement.opcode)
                     .ok_or_else(|| reading.wrong("the machine has no such instruction"))?;

@@ -76,6 +76,8 @@ pub struct Statement {
     pub operands: Vec<Operand>,
     /// Where it stands in the text.
     pub line: u32,
+    /// Whether it may read what others write meanwhile, as a comment behind it says.
+    pub is_unordered: bool,
 }
 
 /// A variable, or a parameter.

@@ -1,6 +1,6 @@
 //! From pieces of text to functions and variables.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{
     Class, Function, Label, Operand, Register, Source, Statement, Variable,
@@ -10,7 +10,9 @@ use crate::error::{Error, Result};
 
 /// Reads a file as the compiler writes it.
 pub fn parse(text: &str) -> Result<Source> {
-    let mut parser = Parser { tokens: tokens(text), at: 0 };
+    let is_unordered = |(index, line): (usize, &str)| line.ends_with(UNORDERED).then_some(index as u32 + 1);
+    let unordered = text.lines().enumerate().filter_map(is_unordered).collect();
+    let mut parser = Parser { tokens: tokens(text), at: 0, unordered };
     let mut source = Source::default();
     while parser.at < parser.tokens.len() {
         parser.top_level(&mut source)?;
@@ -18,9 +20,14 @@ pub fn parse(text: &str) -> Result<Source> {
     Ok(source)
 }
 
+/// The comment behind an instruction that may read what others write meanwhile.
+const UNORDERED: &str = "// unordered";
+
 struct Parser<'a> {
     tokens: Vec<(Token<'a>, u32)>,
     at: usize,
+    /// Lines with that comment.
+    unordered: HashSet<u32>,
 }
 
 /// Names between a pair of braces.
@@ -324,7 +331,8 @@ impl<'a> Parser<'a> {
         if opcode == "bra" || opcode == "bra.uni" {
             body.branches.push((body.function.statements.len(), body.scope));
         }
-        body.function.statements.push(Statement { guard, opcode, operands, line });
+        let is_unordered = self.unordered.contains(&line);
+        body.function.statements.push(Statement { guard, opcode, operands, line, is_unordered });
         Ok(())
     }
 

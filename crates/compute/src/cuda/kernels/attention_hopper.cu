@@ -382,7 +382,8 @@ BY_QUERIES attention_hopper_d_q_eight(MAP d_out_map, MAP q_map, MAP k_map, MAP v
                                       u32 group_heads, u32 first_head, u32 all_heads, u32 stride, u32 columns, u32 causal,
                                       float scale, const u32* partials, float* unit, u32 top) {
     const Bytes d_q{rows, transposed, stride, (u64)(all_heads / heads) * queries, scale_from<PARTIALS>(partials, top)};
-    if (blockIdx.x == 0 && threadIdx.x == 0) *unit = 1.0f / d_q.scale;
+    // Where a kernel for whole heads has those before, it says so.
+    if (first_head == 0 && blockIdx.x == 0 && threadIdx.x == 0) *unit = 1.0f / d_q.scale;
     d_q_of(d_out_map, q_map, k_map, v_map, d_out, out, log_sum_exp, statistics, d_q, column_sums, queries, keys, heads,
            group_heads, first_head, all_heads, columns, causal, scale);
 }

@@ -176,20 +176,21 @@ __device__ __forceinline__ void leave_stage(u32 barrier) {
 }
 
 #if REAL != 0
+// What is not there may be read while it comes, since nobody wants it: a word behind the instruction tells those who look for races.
 __device__ __forceinline__ uint4 load_weights(u32 from) {
     uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; // unordered" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
     return x;
 }
 // The same of eight bits. They are multiplied as whole numbers; what these are counted in meets their sums.
 __device__ __forceinline__ uint2 load_int8_weights(u32 from) {
     uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from));
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2]; // unordered" : "=r"(x.x), "=r"(x.y) : "r"(from));
     return x;
 }
 __device__ __forceinline__ float load_scale(u32 from) {
     float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
+    asm volatile("ld.shared.f32 %0, [%1]; // unordered" : "=f"(x) : "r"(from));
     return x;
 }
 #endif

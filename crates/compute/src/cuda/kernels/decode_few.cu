@@ -381,8 +381,8 @@ struct Units {
             const int between = (int)(2 * pair + unit) * apart;
 #pragma unroll
             for (u32 s = 0; s < WARP_STEPS; s++) {
-                const bool is_there = (int)s < left - between;
-                x[pair][s] = *reinterpret_cast<const uint4*>(own + (is_there ? (first + between + s) * 32 : 0));
+                x[pair][s] = make_uint4(0, 0, 0, 0);
+                if ((int)s < left - between) x[pair][s] = *reinterpret_cast<const uint4*>(own + (first + between + s) * 32);
             }
         }
 #pragma unroll
