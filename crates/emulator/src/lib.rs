@@ -3,14 +3,17 @@
 //! A program that looks for NVIDIA's libraries finds this one in their place: the driver, the compiler of kernels (which asks the real one,
 //! whose wheel needs no card, for assembly) and the library of products. So the same code runs that runs on a card: kernels as they were
 //! compiled, launches with their clusters and shared memory, captured graphs. What a kernel does that a card would not let it do is an
-//! error that says where.
+//! error that says where, and so is what a card lets it do with a result that nobody can tell: warps that touch the same bytes
+//! of shared memory with nothing between that orders them, what threads wrote and an engine reads without a fence, and a kernel
+//! that touches what another did whose end it has not waited for.
 //!
 //! ```text
 //! kernel.cu ─ NVRTC ─► assembly ─ ptx ─► statements ─ program ─► steps ─ machine ─► memory
 //! ```
 //!
 //! It says nothing about time, and three things are simpler than on a card: what a stream is given is done at once, a kernel begins when
-//! the one before has ended, and sums in matrix units round where a card cuts off. Copies that go on while threads do are
+//! the one before has ended, and sums in matrix units round where a card cuts off. Of lanes of one warp, and of blocks that share global
+//! memory, it does not ask what orders them. Copies that go on while threads do are
 //! done as early as they may be, or with `IRONMILL_EMULATOR_COPIES=late` as late: a program must be right with either.
 
 mod arithmetic;
@@ -25,7 +28,7 @@ mod program;
 mod ptx;
 
 pub use error::{Error, Result};
-pub use machine::{Launch, Region, Table, Timing, run};
+pub use machine::{History, Launch, Region, Table, Timing, Told, run};
 pub use program::Program;
 pub use ptx::parse;
 

@@ -64,7 +64,7 @@ impl Accesses {
         let mut from = at;
         while from < at + bytes {
             let end = (at + bytes).min((from / CELL + 1) * CELL);
-            let mask = ((1u32 << (end - from)) - 1 << (from % CELL)) as u16;
+            let mask = (((1u32 << (end - from)) - 1) << (from % CELL)) as u16;
             self.touch_cell(from / CELL, mask, touch)?;
             from = end;
         }
