@@ -1,4 +1,4 @@
-//! Who touched shared memory last, byte by byte: what nothing orders is an error that names both.
+//! Who touched shared memory last, and global memory where blocks run together, byte by byte: what nothing orders is an error that names both.
 
 use std::ops::Range;
 
@@ -14,6 +14,9 @@ type Outcome<T> = Result<T, String>;
 /// Bytes that are remembered together.
 const CELL: usize = 16;
 
+/// Bytes of global memory whose accesses are kept together.
+const PAGE: u64 = 1 << 12;
+
 /// Something that was done to some bytes of a cell.
 #[derive(Clone, Copy, Debug)]
 struct Access {
@@ -21,6 +24,8 @@ struct Access {
     /// Which bytes.
     bytes: u16,
     writes: bool,
+    /// Whether others may be there, too.
+    is_strong: bool,
     time: u32,
     /// The step of the program.
     step: u32,
@@ -32,6 +37,7 @@ pub struct Touch<'a> {
     pub time: u32,
     pub step: usize,
     pub writes: bool,
+    pub is_strong: bool,
     pub knowledge: &'a Knowledge,
 }
 
@@ -39,7 +45,7 @@ impl<'a> Touch<'a> {
     /// Of a warp, or of what does something for it.
     pub fn of(warp: &'a Warp, part: Part, writes: bool) -> Self {
         let (agent, time) = warp.standing.now(part);
-        Touch { agent, time, step: warp.at, writes, knowledge: &warp.standing.knowledge }
+        Touch { agent, time, step: warp.at, writes, is_strong: false, knowledge: &warp.standing.knowledge }
     }
 }
 
@@ -72,30 +78,37 @@ impl Accesses {
     }
 
     fn touch_cell(&mut self, cell: usize, mask: u16, touch: &Touch<'_>) -> Result<(), (Agent, usize)> {
-        let (warps, mut is_known) = (self.warps, false);
+        let (warps, mut is_there) = (self.warps, false);
         let sees_fenced = !is_thread(touch.agent, warps);
         for access in &mut self.cells[cell] {
-            if access.bytes & mask != 0 && (touch.writes || access.writes) {
+            let is_allowed = touch.is_strong && access.is_strong || !touch.writes && !access.writes;
+            if access.bytes & mask != 0 && !is_allowed {
                 let is_fenced = sees_fenced && access.writes && is_thread(access.agent, warps);
-                let known = if is_fenced { &touch.knowledge.fenced } else { &touch.knowledge.happened };
-                if !known.knows(access.agent, access.time) {
+                let Touch { knowledge, .. } = touch;
+                let is_known = match is_fenced {
+                    true => knowledge.fenced.knows(access.agent, access.time),
+                    false => knowledge.knows(access.agent, access.time, !access.writes),
+                };
+                if !is_known {
                     return Err((access.agent, access.step as usize));
                 }
             }
-            let is_same = access.agent == touch.agent && access.writes == touch.writes;
+            let is_same = access.agent == touch.agent
+                && access.writes == touch.writes
+                && access.is_strong == touch.is_strong;
             if is_same && access.time == touch.time {
                 access.bytes |= mask;
-                is_known = true;
+                is_there = true;
             } else if touch.writes || is_same {
                 // Whoever is ordered behind this is behind that, too.
                 access.bytes &= !mask;
             }
         }
-        if !is_known {
+        if !is_there {
             let cell = &mut self.cells[cell];
             cell.retain(|access| access.bytes != 0);
-            let Touch { agent, time, step, writes, .. } = *touch;
-            cell.push(Access { agent, bytes: mask, writes, time, step: step as u32 });
+            let Touch { agent, time, step, writes, is_strong, .. } = *touch;
+            cell.push(Access { agent, bytes: mask, writes, is_strong, time, step: step as u32 });
         }
         Ok(())
     }
@@ -108,16 +121,41 @@ impl Blocks<'_> {
         let block = &mut self.blocks[owner];
         let offset = (place - block.shared.address()) as usize;
         let outcome = block.accesses.touch(offset, bytes, touch);
-        outcome.map_err(|(agent, step)| {
-            let program = self.launch.program;
-            let (line, statement) = &program.statements[program.steps[step].statement];
-            let (now, before) = (self.agent_name(touch.agent), self.agent_name(agent));
-            let does = if touch.writes { "writes" } else { "reads" };
-            format!(
-                "{now} {does} {bytes} bytes at {offset} of shared memory, and nothing orders that behind what {before} did there in \
-                 line {line}, `{statement}`"
-            )
+        outcome.map_err(|before| {
+            self.race(&format!("{bytes} bytes at {offset} of shared memory"), touch, before)
         })
+    }
+
+    /// Something is done to global memory by one of the blocks that run together.
+    pub fn touch_together(&mut self, place: u64, bytes: usize, touch: &Touch<'_>) -> Outcome<()> {
+        if !self.launch.together {
+            return Ok(());
+        }
+        let warps = self.warps();
+        let (mut at, end) = (place, place + bytes as u64);
+        while at < end {
+            let behind = end.min((at / PAGE + 1) * PAGE);
+            let page = self.pages.entry(at / PAGE).or_insert_with(|| {
+                let mut page = Accesses::default();
+                page.begin(PAGE as usize, warps);
+                page
+            });
+            let outcome = page.touch((at % PAGE) as usize, (behind - at) as usize, touch);
+            let what = || format!("{bytes} bytes at {place:#x} of global memory");
+            outcome.map_err(|before| self.race(&what(), touch, before))?;
+            at = behind;
+        }
+        Ok(())
+    }
+
+    fn race(&self, what: &str, touch: &Touch<'_>, (agent, step): (Agent, usize)) -> String {
+        let program = self.launch.program;
+        let (line, statement) = &program.statements[program.steps[step].statement];
+        let (now, before) = (self.agent_name(touch.agent), self.agent_name(agent));
+        let does = if touch.writes { "writes" } else { "reads" };
+        format!(
+            "{now} {does} {what}, and nothing orders that behind what {before} did there in line {line}, `{statement}`"
+        )
     }
 
     /// Where the shared memory of a block is.
@@ -138,12 +176,11 @@ impl Blocks<'_> {
     fn agent_name(&self, agent: Agent) -> String {
         const NAMES: [&str; 4] = ["", "'s copies", "'s stores by the copy engine", "'s products"];
         let warps_of_block = self.launch.threads.div_ceil(LANES);
-        let warps = warps_of_block * self.launch.cluster;
         match (usize::from(agent) - 1) / NAMES.len() {
-            warp if warp < warps => {
+            warp if warp < self.warps() => {
                 let part = NAMES[(usize::from(agent) - 1) % NAMES.len()];
                 format!(
-                    "warp {} of block {} of the cluster{part}",
+                    "warp {} of block {} of those that run{part}",
                     warp % warps_of_block,
                     warp / warps_of_block
                 )
@@ -162,7 +199,7 @@ mod tests {
 
     fn touch<'a>(of: &'a Standing, part: Part, writes: bool) -> Touch<'a> {
         let (agent, time) = of.now(part);
-        Touch { agent, time, step: 7, writes, knowledge: &of.knowledge }
+        Touch { agent, time, step: 7, writes, is_strong: false, knowledge: &of.knowledge }
     }
 
     fn memory() -> (Accesses, Standing, Standing) {

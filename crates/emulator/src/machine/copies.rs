@@ -33,7 +33,7 @@ pub fn begin(
         // Nothing is read of what is not there.
         if there > 0 {
             from = blocks.global(warp.block, from, there)?;
-            blocks.touch_global(warp, from, there, false)?;
+            blocks.touch_global(from, there, &Touch::of(warp, Part::Itself, false))?;
         }
         if to % bytes as u64 != 0 || (there > 0 && !from.is_multiple_of(bytes as u64)) {
             return Err(format!(
@@ -152,15 +152,16 @@ fn touch_box(
     first: &[i32],
     writes: bool,
 ) -> Outcome<()> {
+    let touch = Touch::of(warp, Part::Itself, writes);
     tensor.rows(first).try_for_each(|(_, there)| match there {
-        Some((_, count, address)) => blocks.touch_global(warp, address, count * tensor.bytes, writes),
+        Some((_, count, address)) => blocks.touch_global(address, count * tensor.bytes, &touch),
         None => Ok(()),
     })
 }
 
 /// Asks the copy engine for bytes that will be at a place.
 fn ask(warp: &Warp, blocks: &mut Blocks<'_>, place: u64, arrival: Arrival) -> Outcome<()> {
-    let (agent, time) = blocks.bring(warp.block, arrival.barrier());
+    let (agent, time) = blocks.bring(arrival.barrier());
     let touch = Touch { agent, time, ..Touch::of(warp, Part::Itself, true) };
     blocks.touch_shared(place, arrival.bytes(), &touch)?;
     match blocks.launch.timing {
@@ -186,7 +187,7 @@ pub fn bulk(
         if !bytes.is_multiple_of(16) || to % 16 != 0 || from % 16 != 0 {
             return Err(format!("a bulk copy of {bytes} bytes from {from:#x}: not all are multiples of 16"));
         }
-        blocks.touch_global(warp, from, bytes, false)?;
+        blocks.touch_global(from, bytes, &Touch::of(warp, Part::Itself, false))?;
         let barrier = blocks.barrier_place(warp.block, warp.word(program, barrier)[lane])?;
         ask(warp, blocks, to, Arrival::Piece { to, from, bytes, barrier })?;
     }

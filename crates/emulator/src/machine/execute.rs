@@ -1,7 +1,6 @@
 //! Steps of a warp, one after another, until it must wait or others should have their turn.
 
 use super::{
-    accesses::Touch,
     copies,
     launch::Blocks,
     matrices,
@@ -11,8 +10,8 @@ use super::{
 };
 use crate::{
     arithmetic,
-    lanes::{LANES, Lanewise, lanes_of},
-    program::{Address, Change, Code, Program, Space, Special},
+    lanes::{LANES, lanes_of},
+    program::{Change, Code, Program, Strength},
 };
 
 /// Why a warp stopped for now.
@@ -127,7 +126,7 @@ impl Warp {
                                 self.fragments[index].at = at + 1;
                                 return Ok(self.give_turn(stop));
                             }
-                            if let Code::Load { polls: true, .. } = code {
+                            if let Code::Load { strength: Strength::Relaxed | Strength::Ordered, .. } = code {
                                 *left = left.saturating_sub(LOOK);
                             }
                         }
@@ -246,10 +245,10 @@ impl Warp {
                     }
                 }
             }
-            Code::Load { from, bytes, signed, is_unordered, to, .. } => {
+            Code::Load { from, bytes, signed, strength, is_unordered, to } => {
                 let places = self.places(blocks, *from, bytes * to.len(), active)?;
                 if !is_unordered {
-                    self.touch(blocks, *from, &places, bytes * to.len(), false, active)?;
+                    self.touch(blocks, *from, &places, bytes * to.len(), (false, *strength), active)?;
                 }
                 for (index, d) in to.iter().enumerate() {
                     let mut found = [0; LANES];
@@ -264,9 +263,9 @@ impl Warp {
                     }
                 }
             }
-            Code::Store { to, bytes, from } => {
+            Code::Store { to, bytes, strength, from } => {
                 let places = self.places(blocks, *to, bytes * from.len(), active)?;
-                self.touch(blocks, *to, &places, bytes * from.len(), true, active)?;
+                self.touch(blocks, *to, &places, bytes * from.len(), (true, *strength), active)?;
                 for (index, a) in from.iter().enumerate() {
                     let values = match bytes {
                         8 => *self.double(program, *a),
@@ -277,14 +276,9 @@ impl Warp {
                     }
                 }
             }
-            Code::Atomic { change, at, before, by, other } => {
+            Code::Atomic { change, strength, at, before, by, other } => {
                 let places = self.places(blocks, *at, 4 * by.len(), active)?;
-                if at.space == Space::Shared {
-                    let changed: Vec<u64> = lanes_of(active).map(|lane| places[lane]).collect();
-                    blocks.change_in_turn(self, &changed, 4 * by.len())?;
-                } else {
-                    self.touch(blocks, *at, &places, 4 * by.len(), true, active)?;
-                }
+                self.touch_in_turn(blocks, *at, &places, 4 * by.len(), *strength, active)?;
                 for (index, by) in by.iter().enumerate() {
                     let by = *self.word(program, *by);
                     let other = other.map_or([0; LANES], |other| *self.word(program, other));
@@ -342,6 +336,7 @@ impl Warp {
             }
             Code::ProductsCommit => self.standing.end_group(Part::Products),
             Code::ProductsWait(left) => self.standing.wait_for_groups(Part::Products, *left),
+            Code::FenceThreads => self.standing.fence_threads(),
             Code::Fence => self.standing.knowledge.fence(),
             Code::LetNextBegin => blocks.let_next_begin(self),
             Code::WaitForKernelBefore => self.standing.knowledge.happened.learn(KERNEL_BEFORE, ENDED),
@@ -400,136 +395,6 @@ impl Warp {
             }
         }
         Ok(None)
-    }
-
-    fn lanes(&mut self, program: &Program, operation: Lanewise, d: u32, [a, b, c]: [u32; 3], active: u32) {
-        let word = |slot| self.word(program, slot);
-        let double = |slot| self.double(program, slot);
-        match operation {
-            Lanewise::W1(f) => {
-                let y = f.of(word(a));
-                self.put_word(d, &y, active);
-            }
-            Lanewise::W2(f) => {
-                let y = f.of(word(a), word(b));
-                self.put_word(d, &y, active);
-            }
-            Lanewise::W3(f) => {
-                let y = f.of(word(a), word(b), word(c));
-                self.put_word(d, &y, active);
-            }
-            Lanewise::D1(f) => {
-                let y = f.of(double(a));
-                self.put_double(d, &y, active);
-            }
-            Lanewise::D2(f) => {
-                let y = f.of(double(a), double(b));
-                self.put_double(d, &y, active);
-            }
-            Lanewise::D3(f) => {
-                let y = f.of(double(a), double(b), double(c));
-                self.put_double(d, &y, active);
-            }
-            Lanewise::WordToDouble(f) => {
-                let y = f.of(word(a));
-                self.put_double(d, &y, active);
-            }
-            Lanewise::WordsToDouble(f) => {
-                let y = f.of(word(a), word(b));
-                self.put_double(d, &y, active);
-            }
-            Lanewise::DoubleToWord(f) => {
-                let y = f.of(double(a));
-                self.put_word(d, &y, active);
-            }
-            Lanewise::Shift(f) => {
-                let y = f.of(double(a), word(b));
-                self.put_double(d, &y, active);
-            }
-            Lanewise::CompareWords(f) => {
-                let y = f.of(word(a), word(b));
-                self.put_predicate(d, y, active);
-            }
-            Lanewise::CompareDoubles(f) => {
-                let y = f.of(double(a), double(b));
-                self.put_predicate(d, y, active);
-            }
-        }
-    }
-
-    fn special(&mut self, blocks: &Blocks<'_>, special: Special, d: u32, active: u32) {
-        let launch = blocks.launch;
-        let block = blocks.block(self.block);
-        let value = match special {
-            // Blocks have one direction.
-            Special::Thread(0) => {
-                let first = (self.number * LANES) as u32;
-                return self.put_word(d, &std::array::from_fn(|lane| first + lane as u32), active);
-            }
-            Special::Thread(_) => 0,
-            Special::Threads(0) => launch.threads as u32,
-            Special::Threads(_) => 1,
-            Special::Block(direction) => block.place[direction],
-            Special::Blocks(direction) => launch.grid[direction],
-            Special::RankInCluster => block.rank as u32,
-            Special::BlocksOfCluster => launch.cluster as u32,
-            Special::Lane => return self.put_word(d, &std::array::from_fn(|lane| lane as u32), active),
-            Special::Clock => return self.put_double(d, &[blocks.steps; LANES], active),
-        };
-        self.put_word(d, &[value; LANES], active);
-    }
-
-    /// Lanes read or write at places.
-    fn touch(
-        &self,
-        blocks: &mut Blocks<'_>,
-        address: Address,
-        places: &[u64; LANES],
-        bytes: usize,
-        writes: bool,
-        active: u32,
-    ) -> Result<(), String> {
-        let shared = blocks.shared_span(self.block);
-        let touch = Touch::of(self, Part::Itself, writes);
-        let is_shared = |place: u64| address.space == Space::Shared || shared.contains(&place);
-        lanes_of(active).try_for_each(|lane| match places[lane] {
-            place if is_shared(place) => blocks.touch_shared(place, bytes, &touch),
-            place => blocks.touch_global(self, place, bytes, writes),
-        })
-    }
-
-    /// Where lanes read or write so many bytes: addresses that exist, at multiples of that size.
-    fn places(
-        &self,
-        blocks: &mut Blocks<'_>,
-        address: Address,
-        bytes: usize,
-        active: u32,
-    ) -> Result<[u64; LANES], String> {
-        let program = blocks.launch.program;
-        let mut places = [0; LANES];
-        match address.space {
-            Space::Shared => {
-                let base = self.word(program, address.base);
-                for lane in lanes_of(active) {
-                    let at = base[lane].wrapping_add(address.offset as u32);
-                    places[lane] = blocks.shared(self.block, at, bytes)?;
-                }
-            }
-            Space::Global => {
-                let base = self.double(program, address.base);
-                for lane in lanes_of(active) {
-                    let at = base[lane].wrapping_add(address.offset as u64);
-                    places[lane] = blocks.global(self.block, at, bytes)?;
-                }
-            }
-        }
-        match lanes_of(active).find(|&lane| places[lane] % bytes as u64 != 0) {
-            Some(lane) => {
-                Err(format!("{bytes} bytes at {:#x} in lane {lane}, no multiple of that", places[lane]))
-            }
-            None => Ok(places),
-        }
     }
 }
 

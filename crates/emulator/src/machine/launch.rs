@@ -82,8 +82,12 @@ pub struct Blocks<'a> {
     pub parameters: Region,
     pub blocks: Vec<Block>,
     pub clusters: Vec<Cluster>,
-    /// What those know who meet at places in shared memory.
+    /// What those know who meet at places in memory.
     pub learnt: HashMap<u64, Meeting>,
+    /// Barriers in shared memory that bring bytes.
+    pub bringers: usize,
+    /// Who touched what of global memory, where blocks run together.
+    pub pages: HashMap<u64, Accesses>,
     /// Steps so far, which is the machine's clock.
     pub steps: u64,
     /// Where global memory was touched last.
@@ -111,6 +115,8 @@ pub fn run(launch: &Launch<'_>, history: Option<&mut History>) -> Result<Told> {
         blocks: Vec::new(),
         clusters: Vec::new(),
         learnt: HashMap::new(),
+        bringers: 0,
+        pages: HashMap::new(),
         steps: 0,
         last: (1, 0),
         last_owner: 0,
@@ -159,7 +165,7 @@ impl Blocks<'_> {
         let launch = self.launch;
         let shared_end = launch.program.shared.dynamic_at + launch.shared_bytes;
         let live_warps = launch.threads.div_ceil(LANES);
-        let warps_of_cluster = live_warps * launch.cluster;
+        let warps = live_warps * count;
         let mut before = std::mem::take(&mut self.blocks);
         for number in first..first + count {
             let (shared, mut accesses) = match before.pop() {
@@ -169,7 +175,7 @@ impl Blocks<'_> {
                 }
                 None => (Region::new(shared_end), Accesses::default()),
             };
-            accesses.begin(shared_end, warps_of_cluster);
+            accesses.begin(shared_end, warps);
             let [x, y] = [launch.grid[0] as usize, launch.grid[1] as usize];
             let place = [number % x, number / x % y, number / x / y].map(|place| place as u32);
             let barriers = std::array::from_fn(|_| Barrier::default());
@@ -188,6 +194,7 @@ impl Blocks<'_> {
             });
         }
         self.learnt.clear();
+        self.bringers = 0;
         self.last_owner = 0;
         self.clusters = vec![Cluster::default(); count / launch.cluster];
     }
@@ -199,8 +206,7 @@ impl Blocks<'_> {
         let mut warps: Vec<Warp> = (0..self.blocks.len() * warps_of_block)
             .map(|index| {
                 let (block, number) = (index / warps_of_block, index % warps_of_block);
-                let in_cluster = block % launch.cluster * warps_of_block + number;
-                Warp::new(launch.program, block, (number, in_cluster), launch.threads)
+                Warp::new(launch.program, block, (number, index), launch.threads)
             })
             .collect();
         let mut live = warps.len();
@@ -246,6 +252,11 @@ impl Blocks<'_> {
         }
         self.finish_all_stores()
             .map_err(|detail| Error::Launch { kernel: launch.program.name.clone(), detail })
+    }
+
+    /// The warps that run.
+    pub fn warps(&self) -> usize {
+        self.blocks.len() * self.launch.threads.div_ceil(LANES)
     }
 
     pub fn fault(&self, warp: &Warp, at: usize, detail: String) -> Error {

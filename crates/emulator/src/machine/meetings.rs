@@ -48,8 +48,6 @@ pub struct Cluster {
     arrived: usize,
     met: u64,
     learnt: Learnt,
-    /// Barriers in shared memory that bring bytes.
-    bringers: usize,
 }
 
 impl Blocks<'_> {
@@ -253,13 +251,12 @@ impl Blocks<'_> {
     }
 
     /// Bytes are on their way that a barrier counts: who brings them to this phase, and when.
-    pub fn bring(&mut self, block: usize, barrier: u64) -> (Agent, u32) {
-        let cluster = &mut self.clusters[block / self.launch.cluster];
-        let warps = self.launch.threads.div_ceil(LANES) * self.launch.cluster;
+    pub fn bring(&mut self, barrier: u64) -> (Agent, u32) {
+        let first = first_bringer(self.warps());
         let learnt = self.learnt.entry(barrier).or_default();
         let (agent, time) = *learnt.bringer.get_or_insert_with(|| {
-            cluster.bringers += 1;
-            (first_bringer(warps) + cluster.bringers as Agent, 0)
+            self.bringers += 1;
+            (first + self.bringers as Agent, 0)
         });
         learnt.bringer = Some((agent, time + 1));
         learnt.bring(agent, time + 1);

@@ -10,12 +10,14 @@ mod collective;
 mod copies;
 mod execute;
 mod history;
+mod lanewise;
 mod launch;
 mod matrices;
 mod meetings;
 mod memory;
 mod order;
 mod places;
+mod reach;
 mod tensor;
 mod warp;
 

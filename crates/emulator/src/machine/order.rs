@@ -78,12 +78,21 @@ impl Clock {
 pub struct Knowledge {
     pub happened: Clock,
     pub fenced: Clock,
+    /// Until when reads have come to their end, which goes round by relaxed accesses, too: a thread has what it read before it tells
+    /// what it made of it.
+    pub read: Clock,
 }
 
 impl Knowledge {
     pub fn join(&mut self, other: &Knowledge) {
         self.happened.join(&other.happened);
         self.fenced.join(&other.fenced);
+        self.read.join(&other.read);
+    }
+
+    /// Whether what an agent did until a time has come to its end, of which reads need not be seen.
+    pub fn knows(&self, agent: Agent, time: u32, is_read: bool) -> bool {
+        self.happened.knows(agent, time) || is_read && self.read.knows(agent, time)
     }
 
     /// From now on copy engine and matrix units see all that has happened.
@@ -128,11 +137,21 @@ pub struct Standing {
     warp: usize,
     times: [u32; PARTS],
     pub knowledge: Knowledge,
+    /// What was known at the last fence, and what relaxed reads have found since.
+    published: Knowledge,
+    found: Knowledge,
 }
 
 impl Standing {
     pub fn new(warp: usize) -> Self {
-        let mut standing = Standing { warp, times: [1; PARTS], knowledge: Knowledge::default() };
+        let nothing = Knowledge::default;
+        let mut standing = Standing {
+            warp,
+            times: [1; PARTS],
+            knowledge: nothing(),
+            published: nothing(),
+            found: nothing(),
+        };
         standing.knowledge.happened.learn(part_of(warp, Part::Itself), 1);
         standing
     }
@@ -147,6 +166,27 @@ impl Standing {
         self.times[Part::Itself as usize] += 1;
         let (agent, time) = self.now(Part::Itself);
         self.knowledge.happened.learn(agent, time);
+    }
+
+    /// Tells what others find at a place: all, or what was known at the last fence.
+    pub fn tell(&mut self, meeting: &mut Meeting, is_ordered: bool) {
+        meeting.arrive(if is_ordered { &self.knowledge } else { &self.published });
+        meeting.arriving.read.join(&self.knowledge.happened);
+        meeting.arriving.read.join(&self.knowledge.read);
+        meeting.pass();
+        self.told();
+    }
+
+    /// Finds what others told at a place, to know it now or from the next fence on.
+    pub fn find(&mut self, meeting: &Meeting, is_ordered: bool) {
+        if is_ordered { &mut self.knowledge } else { &mut self.found }.join(&meeting.met);
+        self.knowledge.read.join(&meeting.met.read);
+    }
+
+    pub fn fence_threads(&mut self) {
+        self.knowledge.join(&self.found);
+        self.published = self.knowledge.clone();
+        self.told();
     }
 
     /// A group of what is done for the warp ends.

@@ -1,9 +1,9 @@
 //! Where addresses of kernels are: parameters, shared memory of a block and its cluster, global memory.
 
 use super::{
+    accesses::Touch,
     launch::{Block, Blocks},
     memory::Span,
-    warp::Warp,
 };
 use crate::program::SHARED_BASE;
 
@@ -50,10 +50,10 @@ impl Blocks<'_> {
     }
 
     /// Something is done to global memory.
-    pub fn touch_global(&mut self, warp: &Warp, place: u64, bytes: usize, writes: bool) -> Outcome<()> {
+    pub fn touch_global(&mut self, place: u64, bytes: usize, touch: &Touch<'_>) -> Outcome<()> {
+        self.touch_together(place, bytes, touch)?;
         let Some(history) = &mut self.history else { return Ok(()) };
-        let has_waited = warp.standing.knowledge.knows_end_of_kernel_before();
-        history.touch(place, bytes, writes, has_waited)
+        history.touch(place, bytes, touch.writes, touch.knowledge.knows_end_of_kernel_before())
     }
 
     /// The same in global memory, where parameters and the block's shared memory can be named, too.

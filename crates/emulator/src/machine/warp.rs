@@ -69,13 +69,8 @@ pub struct Warp {
 }
 
 impl Warp {
-    /// A warp for a program, with its numbers in its block and in its cluster, of blocks with so many threads.
-    pub fn new(
-        program: &Program,
-        block: usize,
-        (number, in_cluster): (usize, usize),
-        threads: usize,
-    ) -> Self {
+    /// A warp for a program, with its numbers in its block and among all that run, of blocks with so many threads.
+    pub fn new(program: &Program, block: usize, (number, among_all): (usize, usize), threads: usize) -> Self {
         let registers = program.registers;
         let count = (threads - number * LANES).min(LANES);
         let live = if count == LANES { u32::MAX } else { (1 << count) - 1 };
@@ -92,7 +87,7 @@ impl Warp {
             cluster_arrivals: 0,
             copies: Vec::new(),
             groups: [0; LANES],
-            standing: Standing::new(in_cluster),
+            standing: Standing::new(among_all),
             at: 0,
         }
     }

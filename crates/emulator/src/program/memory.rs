@@ -1,7 +1,7 @@
 //! Statements that read and write memory.
 
 use super::{
-    Address, Change, Code, Slot, Space,
+    Address, Change, Code, Slot, Space, Strength,
     translate::{Reading, Translator},
 };
 use crate::{
@@ -19,8 +19,7 @@ struct Access {
     count: usize,
     /// Whether a policy comes last.
     has_policy: bool,
-    /// Whether others are expected to write there meanwhile.
-    polls: bool,
+    strength: Strength,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,7 +38,7 @@ impl Access {
             signed: false,
             count: 1,
             has_policy: false,
-            polls: false,
+            strength: Strength::Weak,
         };
         for part in &reading.parts[1..] {
             match *part {
@@ -50,9 +49,10 @@ impl Access {
                 "v4" => access.count = 4,
                 "L2::cache_hint" => access.has_policy = true,
                 // How caches are to be used, and orders that this machine keeps by itself.
-                "nc" | "ca" | "cg" | "cs" | "L1::no_allocate" | "weak" | "release" | "cta" | "cluster"
-                | "gpu" | "sys" => (),
-                "volatile" | "relaxed" | "acquire" => access.polls = true,
+                "nc" | "ca" | "cg" | "cs" | "L1::no_allocate" | "weak" | "cta" | "cluster" | "gpu"
+                | "sys" => (),
+                "volatile" | "relaxed" => access.strength = Strength::Relaxed,
+                "acquire" | "release" => access.strength = Strength::Ordered,
                 "b8" | "u8" => access.bytes = 1,
                 "s8" => (access.bytes, access.signed) = (1, true),
                 "b16" | "u16" | "f16" | "bf16" => access.bytes = 2,
@@ -123,9 +123,9 @@ impl Translator<'_> {
             }
         }
         let from = self.address(reading, access, base, *offset)?;
-        let Access { bytes, signed, polls, .. } = *access;
+        let Access { bytes, signed, strength, .. } = *access;
         let is_unordered = reading.statement.is_unordered;
-        self.push(Code::Load { from, bytes, signed, polls, is_unordered, to });
+        self.push(Code::Load { from, bytes, signed, strength, is_unordered, to });
         Ok(())
     }
 
@@ -157,7 +157,7 @@ impl Translator<'_> {
             return self.copy_register(reading, access.class(), to, from[0]);
         }
         let to = self.address(reading, &access, base, *offset)?;
-        self.push(Code::Store { to, bytes: access.bytes, from });
+        self.push(Code::Store { to, bytes: access.bytes, strength: access.strength, from });
         Ok(())
     }
 
@@ -207,10 +207,12 @@ impl Translator<'_> {
     pub fn atomic(&mut self, reading: &Reading<'_>) -> Result<()> {
         let gives = reading.parts[0] == "atom";
         let (mut change, mut of, mut count, mut space) = (None, None, 1, Place::Anywhere);
+        let mut strength = Strength::Relaxed;
         for part in &reading.parts[1..] {
             match *part {
                 "shared" | "shared::cta" => space = Place::Shared,
-                "global" | "relaxed" | "acquire" | "release" | "acq_rel" | "cta" | "gpu" | "sys" => (),
+                "global" | "relaxed" | "cta" | "gpu" | "sys" => (),
+                "acquire" | "release" | "acq_rel" => strength = Strength::Ordered,
                 "v2" => count = 2,
                 "v4" => count = 4,
                 "b32" | "u32" | "s32" | "f32" => of = Some(*part),
@@ -235,7 +237,7 @@ impl Translator<'_> {
         let Operand::Place { base, offset, .. } = reading.operand(first)? else {
             return Err(reading.wrong("an address is expected"));
         };
-        let access = Access { space, bytes: 4, signed: false, count, has_policy: false, polls: false };
+        let access = Access { space, bytes: 4, signed: false, count, has_policy: false, strength };
         let at = self.address(reading, &access, base, *offset)?;
         let mut by = Vec::new();
         for operand in reading.list(first + 1)? {
@@ -252,7 +254,7 @@ impl Translator<'_> {
             operand if gives => Some(self.result(reading, operand, Class::Word)?),
             _ => None,
         };
-        self.push(Code::Atomic { change, at, before, by, other });
+        self.push(Code::Atomic { change, strength, at, before, by, other });
         Ok(())
     }
 }

@@ -1,14 +1,18 @@
 //! A kernel as the machine runs it: statements turned into codes, with places for registers that no two living ones share.
 
 mod allocate;
+mod engines;
 mod instruction;
 mod memory;
+mod operands;
+mod registers;
 mod translate;
 
 pub use instruction::{
-    Address, BoxLoad, CONSTANT, Change, Code, Count, Element, GroupProduct, Left, Meeting, Product, Role,
-    Shuffle, Slot, Space, Special, Vote,
+    Address, BoxLoad, CONSTANT, Change, Code, Count, Element, GroupProduct, Left, Meeting, Product, Shuffle,
+    Slot, Space, Special, Strength, Vote,
 };
+pub use registers::Role;
 
 use crate::{
     error::Result,

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use super::{
-    BoxLoad, CONSTANT, Code, Count, Element, GroupProduct, Left, Meeting, Product, Program, Registers,
-    SHARED_BASE, SharedLayout, Shuffle, Slot, Special, Step, Vote,
+    Code, Count, Meeting, Product, Program, Registers, SHARED_BASE, SharedLayout, Shuffle, Slot, Special,
+    Step, Vote, engines::element,
 };
 use crate::{
     arithmetic,
-    error::{Error, Result},
+    error::Result,
     lanes::{ALL, LANES, Lanewise},
     ptx::{Class, Function, Label, Operand, Register, Source, Statement, Variable},
 };
@@ -93,25 +93,25 @@ fn lay_out_shared(source: &Source, function: &Function) -> (HashMap<String, usiz
 }
 
 pub(super) struct Translator<'a> {
-    source: &'a Source,
+    pub source: &'a Source,
     /// Of all registers so far: a function that is called adds its own.
-    classes: Vec<Class>,
-    steps: Vec<Step>,
-    statements: Vec<(u32, String)>,
-    words: Vec<u32>,
-    word_places: HashMap<u32, Slot>,
-    doubles: Vec<u64>,
-    double_places: HashMap<u64, Slot>,
-    shared_at: HashMap<String, usize>,
-    parameter_at: HashMap<String, usize>,
+    pub classes: Vec<Class>,
+    pub steps: Vec<Step>,
+    pub statements: Vec<(u32, String)>,
+    pub words: Vec<u32>,
+    pub word_places: HashMap<u32, Slot>,
+    pub doubles: Vec<u64>,
+    pub double_places: HashMap<u64, Slot>,
+    pub shared_at: HashMap<String, usize>,
+    pub parameter_at: HashMap<String, usize>,
 }
 
 /// A function that is being translated, as it was called.
 pub(super) struct Frame {
     /// What its registers are counted from.
-    first_register: u32,
+    pub first_register: u32,
     /// Registers that hold what it is given and gives back, by name.
-    passed: HashMap<String, Register>,
+    pub passed: HashMap<String, Register>,
 }
 
 /// A statement being translated, with its name taken apart.
@@ -120,39 +120,6 @@ pub(super) struct Reading<'a> {
     /// What stands between dots.
     pub parts: Vec<&'a str>,
     pub frame: &'a Frame,
-}
-
-impl Reading<'_> {
-    pub fn operand(&self, index: usize) -> Result<&Operand> {
-        self.statement.operands.get(index).ok_or_else(|| self.wrong(format!("no operand {index}")))
-    }
-
-    pub fn wrong(&self, detail: impl Into<String>) -> Error {
-        Error::Instruction {
-            line: self.statement.line,
-            statement: self.statement.opcode.clone(),
-            detail: detail.into(),
-        }
-    }
-
-    pub fn count(&self) -> usize {
-        self.statement.operands.len()
-    }
-
-    /// A number that stands in the code.
-    pub fn number(&self, index: usize) -> Result<u64> {
-        match self.operand(index)? {
-            Operand::Integer(number) => Ok(*number),
-            other => Err(self.wrong(format!("a number is expected, not {other:?}"))),
-        }
-    }
-
-    pub fn list(&self, index: usize) -> Result<&[Operand]> {
-        match self.operand(index)? {
-            Operand::List(all) => Ok(all),
-            single => Ok(std::slice::from_ref(single)),
-        }
-    }
 }
 
 impl Translator<'_> {
@@ -230,134 +197,6 @@ impl Translator<'_> {
 
     // ---- Operands ----
 
-    pub fn register(&self, reading: &Reading<'_>, register: Register, class: Class) -> Result<Slot> {
-        let slot = register.0 + reading.frame.first_register;
-        if self.classes[slot as usize] == class {
-            return Ok(slot);
-        }
-        Err(reading
-            .wrong(format!("a register of {:?} where {class:?} is expected", self.classes[slot as usize])))
-    }
-
-    /// Whether an operand is a register of 64 bits.
-    pub fn is_double(&self, reading: &Reading<'_>, operand: &Operand) -> bool {
-        match operand {
-            Operand::Register(Register(number)) | Operand::Passed(Register(number)) => {
-                self.classes[(number + reading.frame.first_register) as usize] == Class::Double
-            }
-            _ => false,
-        }
-    }
-
-    pub fn result(&self, reading: &Reading<'_>, operand: &Operand, class: Class) -> Result<Slot> {
-        match operand {
-            Operand::Register(register) => self.register(reading, *register, class),
-            Operand::Passed(register) => self.register(reading, *register, class),
-            other => Err(reading.wrong(format!("a register is expected, not {other:?}"))),
-        }
-    }
-
-    /// The register behind what a call is given, seen from the function that is called.
-    pub fn passed(&self, reading: &Reading<'_>, name: &str) -> Option<Register> {
-        reading.frame.passed.get(name).copied()
-    }
-
-    pub fn word(&mut self, reading: &Reading<'_>, operand: &Operand) -> Result<Slot> {
-        match operand {
-            Operand::Register(register) => self.register(reading, *register, Class::Word),
-            Operand::Integer(number) => Ok(self.constant_word(*number as u32)),
-            Operand::Single(bits) => Ok(self.constant_word(*bits)),
-            Operand::Name(name) => match self.shared_at.get(name) {
-                Some(&place) => Ok(self.constant_word(place as u32)),
-                None => Err(reading.wrong(format!("`{name}` is not known"))),
-            },
-            other => Err(reading.wrong(format!("a word is expected, not {other:?}"))),
-        }
-    }
-
-    pub fn double(&mut self, reading: &Reading<'_>, operand: &Operand) -> Result<Slot> {
-        match operand {
-            Operand::Register(register) => self.register(reading, *register, Class::Double),
-            Operand::Integer(number) | Operand::Double(number) => Ok(self.constant_double(*number)),
-            Operand::Name(name) => match self.shared_at.get(name) {
-                Some(&place) => Ok(self.constant_double(place as u64)),
-                None => Err(reading.wrong(format!("`{name}` is not known"))),
-            },
-            other => Err(reading.wrong(format!("a double is expected, not {other:?}"))),
-        }
-    }
-
-    /// A predicate, and whether its opposite is meant.
-    pub fn predicate(&mut self, reading: &Reading<'_>, operand: &Operand) -> Result<(Slot, bool)> {
-        match operand {
-            Operand::Register(register) => Ok((self.register(reading, *register, Class::Predicate)?, false)),
-            Operand::Not(register) => Ok((self.register(reading, *register, Class::Predicate)?, true)),
-            Operand::Integer(number) => Ok((CONSTANT | Slot::from(*number != 0), false)),
-            other => Err(reading.wrong(format!("a predicate is expected, not {other:?}"))),
-        }
-    }
-
-    fn plain_predicate(&mut self, reading: &Reading<'_>, operand: &Operand) -> Result<Slot> {
-        match self.predicate(reading, operand)? {
-            (slot, false) => Ok(slot),
-            (_, true) => Err(reading.wrong("the opposite of a predicate")),
-        }
-    }
-
-    pub fn constant_word(&mut self, number: u32) -> Slot {
-        let words = &mut self.words;
-        *self.word_places.entry(number).or_insert_with(|| {
-            words.push(number);
-            CONSTANT | (words.len() - 1) as Slot
-        })
-    }
-
-    pub fn constant_double(&mut self, number: u64) -> Slot {
-        let doubles = &mut self.doubles;
-        *self.double_places.entry(number).or_insert_with(|| {
-            doubles.push(number);
-            CONSTANT | (doubles.len() - 1) as Slot
-        })
-    }
-
-    /// A register that no statement names.
-    pub fn fresh(&mut self, class: Class) -> Slot {
-        self.classes.push(class);
-        (self.classes.len() - 1) as Slot
-    }
-
-    pub fn parameter(&self, name: &str) -> Option<usize> {
-        self.parameter_at.get(name).copied()
-    }
-
-    pub fn shared_place(&self, name: &str) -> Option<usize> {
-        self.shared_at.get(name).copied()
-    }
-
-    /// The register of an address in brackets without an offset.
-    pub fn place(&mut self, reading: &Reading<'_>, index: usize, class: Class) -> Result<Slot> {
-        match reading.operand(index)? {
-            Operand::Place { base, offset: 0, coordinates } if coordinates.is_empty() => match class {
-                Class::Word => self.word(reading, base),
-                _ => self.double(reading, base),
-            },
-            other => Err(reading.wrong(format!("a plain address is expected, not {other:?}"))),
-        }
-    }
-
-    fn words<const N: usize>(&mut self, reading: &Reading<'_>, operands: &[Operand]) -> Result<[Slot; N]> {
-        let slots: Result<Vec<Slot>> = operands.iter().map(|operand| self.word(reading, operand)).collect();
-        slots?.try_into().map_err(|_| reading.wrong(format!("{N} registers are expected")))
-    }
-
-    fn result_words<const N: usize>(&self, reading: &Reading<'_>, operands: &[Operand]) -> Result<[Slot; N]> {
-        let slot = |operand| self.result(reading, operand, Class::Word);
-        let slots: Result<Vec<Slot>> = operands.iter().map(slot).collect();
-        slots?.try_into().map_err(|_| reading.wrong(format!("{N} registers are expected")))
-    }
-
-    // ---- Statements ----
-
     fn statement(&mut self, reading: &Reading<'_>) -> Result<()> {
         let code = match &reading.parts[..] {
             ["ret"] | ["exit"] => Code::Exit,
@@ -432,9 +271,10 @@ impl Translator<'_> {
             ["griddepcontrol", "wait"] => Code::WaitForKernelBefore,
             ["griddepcontrol", "launch_dependents"] => Code::LetNextBegin,
             // The machine keeps the order of a program, and has all registers.
-            ["fence" | "membar" | "prefetch" | "setmaxnreg", ..] | ["wgmma", "fence", "sync", "aligned"] => {
-                Code::Nothing
-            }
+            ["fence", "acq_rel" | "sc" | "release" | "acquire", ..] | ["membar", ..] => Code::FenceThreads,
+            ["fence", "mbarrier_init", ..]
+            | ["prefetch" | "setmaxnreg", ..]
+            | ["wgmma", "fence", "sync", "aligned"] => Code::Nothing,
             _ => {
                 let operation = arithmetic::operation(&reading.statement.opcode)
                     .ok_or_else(|| reading.wrong("the machine has no such instruction"))?;
@@ -631,159 +471,6 @@ impl Translator<'_> {
         let (predicate, opposite) = self.predicate(reading, reading.operand(1)?)?;
         Ok(Code::Vote(vote, d, predicate, opposite, self.word(reading, reading.operand(2)?)?))
     }
-
-    /// `d, a, b, adds, 1, 1` and behind them, for halves, whether factors lie the other way round.
-    fn group_product(&mut self, reading: &Reading<'_>, shape: &str, of: [&str; 2]) -> Result<Code> {
-        let elements = of.map(element);
-        let [Some(left_of), Some(right_of)] = elements else { return Err(reading.wrong("these elements")) };
-        let is_half = matches!(left_of, Element::F16 | Element::Bf16);
-        let terms = if is_half { "k16" } else { "k32" };
-        let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix(terms));
-        let columns: usize =
-            columns.and_then(|n| n.parse().ok()).ok_or_else(|| reading.wrong("this shape"))?;
-        let slot = |operand| self.result(reading, operand, Class::Word);
-        let d: Result<Vec<Slot>> = reading.list(0)?.iter().map(slot).collect();
-        let d = d?;
-        if d.len() != columns / 2 || !columns.is_multiple_of(8) {
-            return Err(reading.wrong(format!("{} sums of {columns} columns", d.len())));
-        }
-        let in_registers = matches!(reading.operand(1)?, Operand::List(_));
-        let mut turns =
-            (6..reading.count()).map(|index| reading.number(index)).collect::<Result<Vec<_>>>()?;
-        let expected = match (is_half, in_registers) {
-            (false, _) => 0,
-            (true, true) => 1,
-            (true, false) => 2,
-        };
-        if turns.len() != expected || reading.number(4)? != 1 || reading.number(5)? != 1 {
-            return Err(reading.wrong("these factors"));
-        }
-        let right_turned = turns.pop().is_some_and(|turn| turn == 1);
-        let left_turned = turns.pop().is_some_and(|turn| turn == 1);
-        let left = if in_registers {
-            Left::Registers(self.words(reading, reading.list(1)?)?)
-        } else {
-            Left::Shared(self.double(reading, reading.operand(1)?)?, left_turned)
-        };
-        Ok(Code::GroupProduct(Box::new(GroupProduct {
-            of: [left_of, right_of],
-            columns,
-            d,
-            left,
-            right: self.double(reading, reading.operand(2)?)?,
-            right_turned,
-            adds: self.plain_predicate(reading, reading.operand(3)?)?,
-        })))
-    }
-
-    /// Copies that go on while the thread does.
-    fn copy(&mut self, reading: &Reading<'_>, rest: &[&str]) -> Result<Code> {
-        const BY_BARRIER: [&str; 3] = ["global", "mbarrier::complete_tx::bytes", "L2::cache_hint"];
-        Ok(match rest {
-            ["commit_group"] => Code::CopiesCommit,
-            ["wait_group"] => Code::CopiesWait(reading.number(0)? as usize),
-            ["wait_all"] => Code::CopiesWait(0),
-            ["cg" | "ca", "shared", "global"] => {
-                let there = match reading.count() {
-                    3 => None,
-                    _ => Some(self.word(reading, reading.operand(3)?)?),
-                };
-                let (to, from) =
-                    (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);
-                Code::Copy { to, from, bytes: reading.number(2)? as usize, there }
-            }
-            ["bulk", "prefetch", "L2", "global"] => Code::Nothing,
-            ["bulk", "commit_group"] => Code::StoresCommit,
-            ["bulk", "wait_group"] | ["bulk", "wait_group", "read"] => {
-                Code::StoresWait(reading.number(0)? as usize)
-            }
-            ["bulk", "shared::cluster", how @ ..] if BY_BARRIER.starts_with(how) && how.len() > 1 => {
-                let (to, from) =
-                    (self.place(reading, 0, Class::Word)?, self.place(reading, 1, Class::Double)?);
-                let bytes = self.word(reading, reading.operand(2)?)?;
-                Code::BulkLoad([to, from, bytes, self.place(reading, 3, Class::Word)?])
-            }
-            [
-                "bulk",
-                "tensor",
-                dimensions,
-                "shared::cluster",
-                "global",
-                "tile",
-                "mbarrier::complete_tx::bytes",
-                how @ ..,
-            ] => {
-                let is_for_all = match how {
-                    [] | ["L2::cache_hint"] => false,
-                    ["multicast::cluster"] => true,
-                    _ => return Err(reading.wrong("this copy")),
-                };
-                let (map, at) = self.tensor_place(reading, 1, dimensions)?;
-                let blocks = if is_for_all { Some(self.word(reading, reading.operand(3)?)?) } else { None };
-                let (to, barrier) =
-                    (self.place(reading, 0, Class::Word)?, self.place(reading, 2, Class::Word)?);
-                Code::BoxLoad(Box::new(BoxLoad { to, map, at, barrier, blocks }))
-            }
-            ["bulk", "tensor", dimensions, "global", "shared::cta", "bulk_group"] => {
-                let (map, at) = self.tensor_place(reading, 0, dimensions)?;
-                Code::BoxStore(map, self.place(reading, 1, Class::Word)?, at)
-            }
-            _ => return Err(reading.wrong("this copy")),
-        })
-    }
-
-    fn tensor_place(
-        &mut self,
-        reading: &Reading<'_>,
-        index: usize,
-        dimensions: &str,
-    ) -> Result<(Slot, Vec<Slot>)> {
-        let Operand::Place { base, offset: 0, coordinates } = reading.operand(index)? else {
-            return Err(reading.wrong("a tensor's place is expected"));
-        };
-        if format!("{}d", coordinates.len()) != dimensions {
-            return Err(reading.wrong(format!("{} coordinates", coordinates.len())));
-        }
-        let at: Result<Vec<Slot>> = coordinates.iter().map(|operand| self.word(reading, operand)).collect();
-        Ok((self.double(reading, base)?, at?))
-    }
-
-    /// Barriers in shared memory.
-    fn barrier(&mut self, reading: &Reading<'_>, rest: &[&str]) -> Result<Code> {
-        Ok(match rest {
-            ["init", "shared::cta", "b64"] => {
-                let barrier = self.place(reading, 0, Class::Word)?;
-                Code::BarrierBegin(barrier, self.word(reading, reading.operand(1)?)?)
-            }
-            ["arrive", "expect_tx", "shared::cta", "b64"] => {
-                let barrier = self.place(reading, 1, Class::Word)?;
-                Code::BarrierArrive(barrier, Some(self.word(reading, reading.operand(2)?)?))
-            }
-            ["arrive", "shared::cta" | "shared::cluster", "b64"] if reading.count() == 2 => {
-                Code::BarrierArrive(self.place(reading, 1, Class::Word)?, None)
-            }
-            ["try_wait" | "test_wait", "parity", "shared::cta", "b64"] => {
-                let barrier = self.place(reading, 1, Class::Word)?;
-                let parity = self.word(reading, reading.operand(2)?)?;
-                Code::BarrierTest([
-                    self.result(reading, reading.operand(0)?, Class::Predicate)?,
-                    barrier,
-                    parity,
-                ])
-            }
-            _ => return Err(reading.wrong("this barrier")),
-        })
-    }
-}
-
-fn element(name: &str) -> Option<Element> {
-    Some(match name {
-        "f16" => Element::F16,
-        "bf16" => Element::Bf16,
-        "e4m3" => Element::E4m3,
-        "e5m2" => Element::E5m2,
-        _ => return None,
-    })
 }
 
 fn is_turned(reading: &Reading<'_>, rest: &[&str]) -> Result<bool> {

@@ -757,7 +757,7 @@ __device__ __forceinline__ void begin_barriers(u64* barriers, u32 places, u32 fi
 // `runs` says how many runs there have been, and how many blocks have ended this one. The first `makers` blocks multiply, the others attend.
 // `columns` are those of the widest norm, `row_bytes` those of rows that are multiplied.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
-decode_few(const Phase* table, char* scratch, u32* runs, u32* fault, u32 count, u32 makers, u32 columns, u32 row_bytes) {
+decode_few(const Phase* table, char* scratch, volatile u32* runs, u32* fault, u32 count, u32 makers, u32 columns, u32 row_bytes) {
     extern __shared__ __align__(128) char shared_memory[];
     __shared__ float2 places[2 * WARPS];
     __shared__ float sums[SUMS * UNITS * WARPS * ROWS * TILE];
@@ -822,9 +822,9 @@ decode_few(const Phase* table, char* scratch, u32* runs, u32* fault, u32 count, 
         }
     }
     // The last block to end counts the run: all have read its number by then.
-    if (threadIdx.x == 0 && atomicAdd(&runs[1], 1u) == gridDim.x - 1) {
+    if (threadIdx.x == 0 && atomicAdd(const_cast<u32*>(&runs[1]), 1u) == gridDim.x - 1) {
         runs[1] = 0;
-        runs[0] += 1;
+        runs[0] = runs[0] + 1;
     }
 }
 
