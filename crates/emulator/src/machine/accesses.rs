@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     launch::{Block, Blocks},
-    order::{Agent, Knowledge, Part, is_thread},
+    order::{Agent, Agents, Knowledge, Part},
     warp::Warp,
 };
 use crate::{lanes::LANES, program::SHARED_BASE};
@@ -17,18 +17,49 @@ const CELL: usize = 16;
 /// Bytes of global memory whose accesses are kept together.
 const PAGE: u64 = 1 << 12;
 
-/// Something that was done to some bytes of a cell.
-#[derive(Clone, Copy, Debug)]
+/// Something that was done to some bytes of a cell: nothing, where it has none.
+#[derive(Clone, Copy, Debug, Default)]
 struct Access {
     agent: Agent,
     /// Which bytes.
     bytes: u16,
-    writes: bool,
-    /// Whether others may be there, too.
-    is_strong: bool,
+    kind: Kind,
     time: u32,
     /// The step of the program.
     step: u32,
+}
+
+/// What was done: whether it writes, and whether others may be there, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Kind {
+    writes: bool,
+    is_strong: bool,
+}
+
+/// What was done to the bytes of a cell, most often by one.
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    first: Access,
+    others: Vec<Access>,
+}
+
+/// So many are remembered beside the first. Of more readers some are forgotten.
+const MOST_OTHERS: usize = 12;
+
+impl Cell {
+    fn put(&mut self, access: Access) {
+        let places = std::iter::once(&mut self.first).chain(&mut self.others);
+        if let Some(place) = places.into_iter().find(|place| place.bytes == 0) {
+            *place = access;
+        } else if self.others.len() < MOST_OTHERS {
+            self.others.push(access);
+        } else {
+            let place = &mut self.others[usize::from(access.agent) % MOST_OTHERS];
+            if !place.kind.writes {
+                *place = access;
+            }
+        }
+    }
 }
 
 /// Who does something to shared memory, and what is known then.
@@ -52,17 +83,19 @@ impl<'a> Touch<'a> {
 /// What was done to the shared memory of a block.
 #[derive(Default)]
 pub struct Accesses {
-    cells: Vec<Vec<Access>>,
-    /// The warps among which agents are numbered.
-    warps: usize,
+    cells: Vec<Cell>,
+    agents: Agents,
 }
 
 impl Accesses {
     /// Nothing, for so many bytes.
-    pub fn begin(&mut self, bytes: usize, warps: usize) {
-        self.cells.iter_mut().for_each(Vec::clear);
-        self.cells.resize(bytes.div_ceil(CELL), Vec::new());
-        self.warps = warps;
+    pub fn begin(&mut self, bytes: usize, agents: Agents) {
+        for cell in &mut self.cells {
+            cell.first.bytes = 0;
+            cell.others.clear();
+        }
+        self.cells.resize(bytes.div_ceil(CELL), Cell::default());
+        self.agents = agents;
     }
 
     /// Does something to so many bytes from an offset on. What it is not ordered behind comes back: its agent and its step.
@@ -78,37 +111,35 @@ impl Accesses {
     }
 
     fn touch_cell(&mut self, cell: usize, mask: u16, touch: &Touch<'_>) -> Result<(), (Agent, usize)> {
-        let (warps, mut is_there) = (self.warps, false);
-        let sees_fenced = !is_thread(touch.agent, warps);
-        for access in &mut self.cells[cell] {
-            let is_allowed = touch.is_strong && access.is_strong || !touch.writes && !access.writes;
+        let agents = self.agents;
+        let Touch { agent, time, step, writes, is_strong, knowledge } = *touch;
+        let kind = Kind { writes, is_strong };
+        let sees_fenced = !agents.is_thread(agent);
+        let mut is_there = false;
+        let cell = &mut self.cells[cell];
+        for access in std::iter::once(&mut cell.first).chain(&mut cell.others) {
+            let is_allowed = is_strong && access.kind.is_strong || !writes && !access.kind.writes;
             if access.bytes & mask != 0 && !is_allowed {
-                let is_fenced = sees_fenced && access.writes && is_thread(access.agent, warps);
-                let Touch { knowledge, .. } = touch;
+                let is_fenced = sees_fenced && access.kind.writes && agents.is_thread(access.agent);
                 let is_known = match is_fenced {
                     true => knowledge.fenced.knows(access.agent, access.time),
-                    false => knowledge.knows(access.agent, access.time, !access.writes),
+                    false => knowledge.knows(access.agent, access.time, !access.kind.writes),
                 };
                 if !is_known {
                     return Err((access.agent, access.step as usize));
                 }
             }
-            let is_same = access.agent == touch.agent
-                && access.writes == touch.writes
-                && access.is_strong == touch.is_strong;
-            if is_same && access.time == touch.time {
+            let is_same = access.agent == agent && access.kind == kind;
+            if is_same && access.time == time && access.bytes != 0 {
                 access.bytes |= mask;
                 is_there = true;
-            } else if touch.writes || is_same {
+            } else if writes || is_same {
                 // Whoever is ordered behind this is behind that, too.
                 access.bytes &= !mask;
             }
         }
         if !is_there {
-            let cell = &mut self.cells[cell];
-            cell.retain(|access| access.bytes != 0);
-            let Touch { agent, time, step, writes, is_strong, .. } = *touch;
-            cell.push(Access { agent, bytes: mask, writes, is_strong, time, step: step as u32 });
+            cell.put(Access { agent, bytes: mask, kind, time, step: step as u32 });
         }
         Ok(())
     }
@@ -131,13 +162,13 @@ impl Blocks<'_> {
         if !self.launch.together {
             return Ok(());
         }
-        let warps = self.warps();
+        let agents = self.agents();
         let (mut at, end) = (place, place + bytes as u64);
         while at < end {
             let behind = end.min((at / PAGE + 1) * PAGE);
-            let page = self.pages.entry(at / PAGE).or_insert_with(|| {
+            let page = self.pages.get(at / PAGE, || {
                 let mut page = Accesses::default();
-                page.begin(PAGE as usize, warps);
+                page.begin(PAGE as usize, agents);
                 page
             });
             let outcome = page.touch((at % PAGE) as usize, (behind - at) as usize, touch);
@@ -174,19 +205,15 @@ impl Blocks<'_> {
     }
 
     fn agent_name(&self, agent: Agent) -> String {
-        const NAMES: [&str; 4] = ["", "'s copies", "'s stores by the copy engine", "'s products"];
-        let warps_of_block = self.launch.threads.div_ceil(LANES);
-        match (usize::from(agent) - 1) / NAMES.len() {
-            warp if warp < self.warps() => {
-                let part = NAMES[(usize::from(agent) - 1) % NAMES.len()];
-                format!(
-                    "warp {} of block {} of those that run{part}",
-                    warp % warps_of_block,
-                    warp / warps_of_block
-                )
-            }
-            _ => "the copy engine".into(),
-        }
+        let Some((warp, part)) = self.agents().warp_of(agent) else { return "the copy engine".into() };
+        let part = match part {
+            Part::Itself => "",
+            Part::Copies => "'s copies",
+            Part::Stores => "'s stores by the copy engine",
+            Part::Products => "'s products",
+        };
+        let warps = self.launch.threads.div_ceil(LANES);
+        format!("warp {} of block {} of those that run{part}", warp % warps, warp / warps)
     }
 }
 
@@ -195,7 +222,7 @@ mod tests {
     use super::*;
     use crate::machine::order::Standing;
 
-    const WARPS: usize = 2;
+    const TWO: Agents = Agents { warps: 2, blocks: 1 };
 
     fn touch<'a>(of: &'a Standing, part: Part, writes: bool) -> Touch<'a> {
         let (agent, time) = of.now(part);
@@ -204,8 +231,8 @@ mod tests {
 
     fn memory() -> (Accesses, Standing, Standing) {
         let mut memory = Accesses::default();
-        memory.begin(256, WARPS);
-        (memory, Standing::new(0), Standing::new(1))
+        memory.begin(256, TWO);
+        (memory, Standing::new(TWO, 0), Standing::new(TWO, 1))
     }
 
     #[test]

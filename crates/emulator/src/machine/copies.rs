@@ -161,7 +161,7 @@ fn touch_box(
 
 /// Asks the copy engine for bytes that will be at a place.
 fn ask(warp: &Warp, blocks: &mut Blocks<'_>, place: u64, arrival: Arrival) -> Outcome<()> {
-    let (agent, time) = blocks.bring(arrival.barrier());
+    let (agent, time) = blocks.bring(arrival.barrier())?;
     let touch = Touch { agent, time, ..Touch::of(warp, Part::Itself, true) };
     blocks.touch_shared(place, arrival.bytes(), &touch)?;
     match blocks.launch.timing {

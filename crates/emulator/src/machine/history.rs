@@ -4,7 +4,7 @@
 //! each launch says what a card would not have waited for: who touches what a launch wrote, or writes what one touched, must be
 //! behind its end.
 
-use std::collections::HashMap;
+use super::pages::Pages;
 
 /// Launches of a graph, as bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,7 +63,7 @@ struct Mark {
 /// A graph that runs.
 #[derive(Default)]
 pub struct History {
-    pages: HashMap<u64, Box<[Mark]>>,
+    pages: Pages<Box<[Mark]>>,
     /// What has ended when each launch ends, and when it lets the next begin.
     ended: Vec<[Launches; 2]>,
     names: Vec<String>,
@@ -111,10 +111,8 @@ impl History {
         let (mut at, end) = (address / WORD, (address + bytes as u64).div_ceil(WORD));
         while at < end {
             let page = at / (PAGE / WORD);
-            let marks = self
-                .pages
-                .entry(page)
-                .or_insert_with(|| vec![Mark::default(); (PAGE / WORD) as usize].into_boxed_slice());
+            let new = || vec![Mark::default(); (PAGE / WORD) as usize].into_boxed_slice();
+            let marks = self.pages.get(page, new);
             let first = page * (PAGE / WORD);
             let behind = end.min(first + PAGE / WORD);
             for mark in &mut marks[(at - first) as usize..(behind - first) as usize] {

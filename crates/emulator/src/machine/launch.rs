@@ -9,7 +9,8 @@ use super::{
     history::{History, Told},
     meetings::{BARRIERS, Barrier, Cluster},
     memory::{Region, Span, Table, raw},
-    order::Meeting,
+    order::{Agents, Meeting, Standing},
+    pages::Pages,
     warp::{State, Warp},
 };
 use crate::{
@@ -87,7 +88,7 @@ pub struct Blocks<'a> {
     /// Barriers in shared memory that bring bytes.
     pub bringers: usize,
     /// Who touched what of global memory, where blocks run together.
-    pub pages: HashMap<u64, Accesses>,
+    pub pages: Pages<Accesses>,
     /// Steps so far, which is the machine's clock.
     pub steps: u64,
     /// Where global memory was touched last.
@@ -116,7 +117,7 @@ pub fn run(launch: &Launch<'_>, history: Option<&mut History>) -> Result<Told> {
         clusters: Vec::new(),
         learnt: HashMap::new(),
         bringers: 0,
-        pages: HashMap::new(),
+        pages: Pages::default(),
         steps: 0,
         last: (1, 0),
         last_owner: 0,
@@ -165,7 +166,7 @@ impl Blocks<'_> {
         let launch = self.launch;
         let shared_end = launch.program.shared.dynamic_at + launch.shared_bytes;
         let live_warps = launch.threads.div_ceil(LANES);
-        let warps = live_warps * count;
+        let agents = Agents { warps: live_warps * count, blocks: count };
         let mut before = std::mem::take(&mut self.blocks);
         for number in first..first + count {
             let (shared, mut accesses) = match before.pop() {
@@ -175,7 +176,7 @@ impl Blocks<'_> {
                 }
                 None => (Region::new(shared_end), Accesses::default()),
             };
-            accesses.begin(shared_end, warps);
+            accesses.begin(shared_end, agents);
             let [x, y] = [launch.grid[0] as usize, launch.grid[1] as usize];
             let place = [number % x, number / x % y, number / x / y].map(|place| place as u32);
             let barriers = std::array::from_fn(|_| Barrier::default());
@@ -202,11 +203,11 @@ impl Blocks<'_> {
     /// Runs the blocks to their end.
     fn run(&mut self) -> Result<()> {
         let launch = self.launch;
-        let warps_of_block = launch.threads.div_ceil(LANES);
+        let (warps_of_block, agents) = (launch.threads.div_ceil(LANES), self.agents());
         let mut warps: Vec<Warp> = (0..self.blocks.len() * warps_of_block)
             .map(|index| {
                 let (block, number) = (index / warps_of_block, index % warps_of_block);
-                Warp::new(launch.program, block, (number, index), launch.threads)
+                Warp::new(launch.program, block, number, (launch.threads, Standing::new(agents, index)))
             })
             .collect();
         let mut live = warps.len();
@@ -254,9 +255,10 @@ impl Blocks<'_> {
             .map_err(|detail| Error::Launch { kernel: launch.program.name.clone(), detail })
     }
 
-    /// The warps that run.
-    pub fn warps(&self) -> usize {
-        self.blocks.len() * self.launch.threads.div_ceil(LANES)
+    /// Who touches memory.
+    pub fn agents(&self) -> Agents {
+        let blocks = self.blocks.len();
+        Agents { warps: blocks * self.launch.threads.div_ceil(LANES), blocks }
     }
 
     pub fn fault(&self, warp: &Warp, at: usize, detail: String) -> Error {

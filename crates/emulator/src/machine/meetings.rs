@@ -6,7 +6,7 @@ use super::{
     copies::Arrival,
     launch::Blocks,
     memory::raw,
-    order::{Agent, Knowledge, Meeting as Learnt, Part, first_bringer},
+    order::{Agent, Knowledge, MOST_BRINGERS, Meeting as Learnt, Part},
     warp::{State, Warp},
 };
 use crate::{
@@ -251,16 +251,22 @@ impl Blocks<'_> {
     }
 
     /// Bytes are on their way that a barrier counts: who brings them to this phase, and when.
-    pub fn bring(&mut self, barrier: u64) -> (Agent, u32) {
-        let first = first_bringer(self.warps());
+    pub fn bring(&mut self, barrier: u64) -> Outcome<(Agent, u32)> {
+        let agents = self.agents();
         let learnt = self.learnt.entry(barrier).or_default();
-        let (agent, time) = *learnt.bringer.get_or_insert_with(|| {
-            self.bringers += 1;
-            (first + self.bringers as Agent, 0)
-        });
+        let (agent, time) = match learnt.bringer {
+            Some(known) => known,
+            None if self.bringers == MOST_BRINGERS * agents.blocks => {
+                return Err(format!("bytes come to more than {MOST_BRINGERS} barriers of a block"));
+            }
+            None => {
+                self.bringers += 1;
+                (agents.bringer(self.bringers - 1), 0)
+            }
+        };
         learnt.bringer = Some((agent, time + 1));
         learnt.bring(agent, time + 1);
-        (agent, time + 1)
+        Ok((agent, time + 1))
     }
 
     /// Words of shared memory that are changed with nobody between: who changes them knows what those knew who did before, and tells it on.

@@ -16,6 +16,7 @@ mod matrices;
 mod meetings;
 mod memory;
 mod order;
+mod pages;
 mod places;
 mod reach;
 mod tensor;

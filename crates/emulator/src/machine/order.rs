@@ -4,6 +4,8 @@
 //! what brings bytes that a barrier counts. A warp knows of every agent until when all that it did has happened. Who meets
 //! shares that, and who touches memory must know of all that was done there before, unless both only read.
 
+use crate::lanes::has_wide_vectors;
+
 /// Somebody who touches memory.
 pub type Agent = u16;
 
@@ -25,25 +27,53 @@ pub enum Part {
     Products,
 }
 
-/// The agents of a warp.
 const PARTS: usize = 4;
+/// Barriers of a block to which bytes come.
+pub const MOST_BRINGERS: usize = 32;
 
-/// A part of a warp, which is numbered among those that share memory.
-pub fn part_of(warp: usize, part: Part) -> Agent {
-    (1 + PARTS * warp + part as usize) as Agent
+/// Who is who among the agents of blocks that share memory: warps first, then those that bring bytes, then what is done for warps, since
+/// clocks are as long as the last that did anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Agents {
+    /// Warps of all these blocks.
+    pub warps: usize,
+    pub blocks: usize,
 }
 
-/// The first number behind all parts of so many warps.
-pub fn first_bringer(warps: usize) -> Agent {
-    (1 + PARTS * warps) as Agent
-}
+impl Agents {
+    /// A part of a warp.
+    pub fn part(self, warp: usize, part: Part) -> Agent {
+        let before = match part {
+            Part::Itself => 0,
+            part => self.bringers_end() + (part as usize - 1) * self.warps,
+        };
+        (1 + before + warp) as Agent
+    }
 
-/// Whether an agent writes as threads do: copy engine and matrix units see that behind a fence.
-pub fn is_thread(agent: Agent, warps: usize) -> bool {
-    let part = (usize::from(agent).wrapping_sub(1)) % PARTS;
-    agent != KERNEL_BEFORE
-        && agent < first_bringer(warps)
-        && (part == Part::Itself as usize || part == Part::Copies as usize)
+    /// Who brings bytes to the barrier of a number.
+    pub fn bringer(self, number: usize) -> Agent {
+        (1 + self.warps + number) as Agent
+    }
+
+    fn bringers_end(self) -> usize {
+        self.warps + MOST_BRINGERS * self.blocks
+    }
+
+    /// The warp that an agent is of, and its part; nothing for the others.
+    pub fn warp_of(self, agent: Agent) -> Option<(usize, Part)> {
+        let number = usize::from(agent).checked_sub(1)?;
+        if number < self.warps {
+            return Some((number, Part::Itself));
+        }
+        let behind = number.checked_sub(self.bringers_end())?;
+        let part = [Part::Copies, Part::Stores, Part::Products].get(behind / self.warps)?;
+        Some((behind % self.warps, *part))
+    }
+
+    /// Whether an agent writes as threads do: copy engine and matrix units see that behind a fence.
+    pub fn is_thread(self, agent: Agent) -> bool {
+        matches!(self.warp_of(agent), Some((_, Part::Itself | Part::Copies)))
+    }
 }
 
 /// Of every agent the time until which all that it did has happened.
@@ -67,10 +97,31 @@ impl Clock {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
         }
-        for (mine, &theirs) in self.0.iter_mut().zip(&other.0) {
+        take_greatest(&mut self.0, &other.0);
+    }
+}
+
+/// Of each pair of numbers the greater.
+fn take_greatest(mine: &mut [u32], theirs: &[u32]) {
+    #[inline(always)]
+    fn all(mine: &mut [u32], theirs: &[u32]) {
+        for (mine, &theirs) in mine.iter_mut().zip(theirs) {
             *mine = (*mine).max(theirs);
         }
     }
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn wide(mine: &mut [u32], theirs: &[u32]) {
+            all(mine, theirs);
+        }
+        if has_wide_vectors() {
+            #[expect(unsafe_code, reason = "a function that not every processor can run")]
+            // SAFETY: the processor was asked.
+            return unsafe { wide(mine, theirs) };
+        }
+    }
+    all(mine, theirs);
 }
 
 /// What somebody knows: what has happened, and which of the writes of threads copy engine and matrix units see as well.
@@ -133,6 +184,7 @@ impl Meeting {
 /// The times of a warp's parts, and what it knows.
 #[derive(Clone, Debug)]
 pub struct Standing {
+    agents: Agents,
     /// The warp's number among those that share memory.
     warp: usize,
     times: [u32; PARTS],
@@ -143,22 +195,23 @@ pub struct Standing {
 }
 
 impl Standing {
-    pub fn new(warp: usize) -> Self {
+    pub fn new(agents: Agents, warp: usize) -> Self {
         let nothing = Knowledge::default;
         let mut standing = Standing {
+            agents,
             warp,
             times: [1; PARTS],
             knowledge: nothing(),
             published: nothing(),
             found: nothing(),
         };
-        standing.knowledge.happened.learn(part_of(warp, Part::Itself), 1);
+        standing.knowledge.happened.learn(agents.part(warp, Part::Itself), 1);
         standing
     }
 
     /// Who does something now, and when.
     pub fn now(&self, part: Part) -> (Agent, u32) {
-        (part_of(self.warp, part), self.times[part as usize])
+        (self.agents.part(self.warp, part), self.times[part as usize])
     }
 
     /// What the warp does from now on is not what others have learnt.
@@ -197,7 +250,7 @@ impl Standing {
     /// All groups but so many have been waited for.
     pub fn wait_for_groups(&mut self, part: Part, left: usize) {
         let done = (self.times[part as usize] as usize).saturating_sub(1 + left);
-        self.knowledge.happened.learn(part_of(self.warp, part), done as u32);
+        self.knowledge.happened.learn(self.agents.part(self.warp, part), done as u32);
     }
 }
 
@@ -205,9 +258,11 @@ impl Standing {
 mod tests {
     use super::*;
 
+    const TWO: Agents = Agents { warps: 2, blocks: 1 };
+
     #[test]
     fn who_meets_knows_what_others_did_before_and_not_what_they_do_behind() {
-        let (mut first, mut second) = (Standing::new(0), Standing::new(1));
+        let (mut first, mut second) = (Standing::new(TWO, 0), Standing::new(TWO, 1));
         let before = first.now(Part::Itself);
         let mut meeting = Meeting::default();
         meeting.arrive(&first.knowledge);
@@ -224,7 +279,7 @@ mod tests {
 
     #[test]
     fn groups_are_done_when_they_were_waited_for() {
-        let mut warp = Standing::new(3);
+        let mut warp = Standing::new(TWO, 1);
         let first = warp.now(Part::Stores);
         warp.end_group(Part::Stores);
         let second = warp.now(Part::Stores);
@@ -241,8 +296,13 @@ mod tests {
         for (part, is) in
             [(Part::Itself, true), (Part::Copies, true), (Part::Stores, false), (Part::Products, false)]
         {
-            assert_eq!(is_thread(part_of(5, part), 6), is);
+            let agent = TWO.part(1, part);
+            assert_eq!(TWO.warp_of(agent), Some((1, part)));
+            assert_eq!(TWO.is_thread(agent), is);
         }
-        assert!(!is_thread(first_bringer(6), 6) && !is_thread(KERNEL_BEFORE, 6));
+        for other in [TWO.bringer(0), TWO.bringer(MOST_BRINGERS - 1), KERNEL_BEFORE] {
+            assert_eq!(TWO.warp_of(other), None);
+            assert!(!TWO.is_thread(other));
+        }
     }
 }

@@ -69,8 +69,13 @@ pub struct Warp {
 }
 
 impl Warp {
-    /// A warp for a program, with its numbers in its block and among all that run, of blocks with so many threads.
-    pub fn new(program: &Program, block: usize, (number, among_all): (usize, usize), threads: usize) -> Self {
+    /// A warp for a program, of a block with so many threads.
+    pub fn new(
+        program: &Program,
+        block: usize,
+        number: usize,
+        (threads, standing): (usize, Standing),
+    ) -> Self {
         let registers = program.registers;
         let count = (threads - number * LANES).min(LANES);
         let live = if count == LANES { u32::MAX } else { (1 << count) - 1 };
@@ -87,7 +92,7 @@ impl Warp {
             cluster_arrivals: 0,
             copies: Vec::new(),
             groups: [0; LANES],
-            standing: Standing::new(among_all),
+            standing,
             at: 0,
         }
     }
