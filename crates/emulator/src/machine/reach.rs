@@ -1,5 +1,7 @@
 //! How lanes reach memory.
 
+use std::ops::Range;
+
 use super::{accesses::Touch, launch::Blocks, order::Part, warp::Warp};
 use crate::{
     lanes::{LANES, lanes_of},
@@ -18,16 +20,31 @@ impl Warp {
         active: u32,
     ) -> Result<(), String> {
         let shared = blocks.shared_span(self.block);
-        let is_shared = |place: u64| address.space == Space::Shared || shared.contains(&place);
         let meets = strength != Strength::Weak && blocks.launch.together;
         if meets && !writes {
             self.meet_at(blocks, places, (writes, strength), active);
         }
         let touch = Touch { is_strong: strength != Strength::Weak, ..Touch::of(self, Part::Itself, writes) };
-        lanes_of(active).try_for_each(|lane| match places[lane] {
-            place if is_shared(place) => blocks.touch_shared(place, bytes, &touch),
-            place => blocks.touch_global(place, bytes, &touch),
-        })?;
+        let mut reach = |piece: Range<u64>| match piece.start {
+            at if address.space == Space::Shared || shared.contains(&at) => {
+                blocks.touch_shared(at, (piece.end - at) as usize, &touch)
+            }
+            at => blocks.touch_global(at, (piece.end - at) as usize, &touch),
+        };
+        // Neighbouring lanes are most often at neighbouring places, or at the same.
+        let mut piece = 0..0;
+        for lane in lanes_of(active) {
+            let (at, end) = (places[lane], places[lane] + bytes as u64);
+            if at == piece.end {
+                piece.end = end;
+            } else if at < piece.start || end > piece.end {
+                let before = std::mem::replace(&mut piece, at..end);
+                if !before.is_empty() {
+                    reach(before)?;
+                }
+            }
+        }
+        reach(piece)?;
         if meets && writes {
             self.meet_at(blocks, places, (writes, strength), active);
         }
