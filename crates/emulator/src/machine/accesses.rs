@@ -179,6 +179,15 @@ impl Blocks<'_> {
         Ok(())
     }
 
+    /// Somebody reads what lanes of the same warp wrote.
+    pub fn not_met(&self, who: &str, step: usize) -> String {
+        let program = self.launch.program;
+        let (line, statement) = &program.statements[program.steps[step].statement];
+        format!(
+            "{who} reads what another lane of the warp wrote to shared memory in line {line}, `{statement}`, and they have not met since"
+        )
+    }
+
     fn race(&self, what: &str, touch: &Touch<'_>, (agent, step): (Agent, usize)) -> String {
         let program = self.launch.program;
         let (line, statement) = &program.statements[program.steps[step].statement];

@@ -282,6 +282,9 @@ pub fn store_box(
         let from = warp.word(program, from)[lane];
         let place = blocks.shared(warp.block, from, tensor.box_bytes())?;
         blocks.touch_shared(place, tensor.box_bytes(), &Touch::of(warp, Part::Stores, false))?;
+        let piece = place..place + tensor.box_bytes() as u64;
+        let outcome = warp.since.read_piece(&piece, Some(lane));
+        outcome.map_err(|step| blocks.not_met("a store by the copy engine", step))?;
         touch_box(warp, blocks, &tensor, &first, true)?;
         let stored =
             Stored { block: warp.block, warp: warp.number, lane, age: None, from, tensor, at: first };

@@ -293,8 +293,16 @@ impl Warp {
                     }
                 }
             }
-            Code::Meet(_) => return Ok(Some(Stop::Meets(0, active))),
-            Code::MeetLanes(_) | Code::Nothing => (),
+            Code::Meet(_) => {
+                self.since.lanes_met();
+                return Ok(Some(Stop::Meets(0, active)));
+            }
+            Code::MeetLanes(_) => {
+                if active == self.live {
+                    self.since.lanes_met();
+                }
+            }
+            Code::Nothing => (),
             Code::Exchange(shuffle, [d, a, b, c, _], counts) => {
                 self.exchange(program, *shuffle, [*d, *a, *b, *c], *counts, active);
             }
@@ -364,6 +372,9 @@ impl Warp {
                     }
                 }
                 self.put_predicate(*d, passed, active);
+                if passed != 0 {
+                    self.since.lanes_met();
+                }
                 return Ok((passed != active).then_some(Stop::Waits));
             }
             Code::Elsewhere([d, a, block]) => {
@@ -382,6 +393,7 @@ impl Warp {
                 self.put_double(*d, &moved, active);
             }
             Code::ClusterArrive => {
+                self.since.lanes_met();
                 self.cluster_arrivals += 1;
                 blocks.arrive_at_cluster(self);
             }

@@ -188,6 +188,8 @@ impl Described {
         let mut fetch = |place: u32| -> Outcome<[u32; 4]> {
             let from = blocks.shared(warp.block, place, 16)?;
             blocks.touch_shared(from, 16, &touch)?;
+            let piece = from..from + 16;
+            warp.since.read_piece(&piece, None).map_err(|step| blocks.not_met("a product", step))?;
             Ok(std::array::from_fn(|word| raw::read(from + 4 * word as u64, 4) as u32))
         };
         if turned {
@@ -306,12 +308,19 @@ pub fn store(
 }
 
 /// Rows of four matrices are read or written.
-fn touch_rows(warp: &Warp, blocks: &mut Blocks<'_>, rows: &Words, writes: bool) -> Outcome<()> {
-    let touch = Touch::of(warp, Part::Itself, writes);
-    rows.iter().try_for_each(|&row| {
+fn touch_rows(warp: &mut Warp, blocks: &mut Blocks<'_>, rows: &Words, writes: bool) -> Outcome<()> {
+    for &row in rows {
         let place = blocks.shared(warp.block, row, ROW_BYTES)?;
-        blocks.touch_shared(place, ROW_BYTES, &touch)
-    })
+        blocks.touch_shared(place, ROW_BYTES, &Touch::of(warp, Part::Itself, writes))?;
+        let piece = place..place + ROW_BYTES as u64;
+        match writes {
+            true => warp.since.write_piece(piece, None, warp.at),
+            false => {
+                warp.since.read_piece(&piece, None).map_err(|step| blocks.not_met("all lanes' part", step))?
+            }
+        }
+    }
+    Ok(())
 }
 
 fn place_of_half(

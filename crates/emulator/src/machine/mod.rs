@@ -12,6 +12,7 @@ mod execute;
 mod history;
 mod lanewise;
 mod launch;
+mod lockstep;
 mod matrices;
 mod meetings;
 mod memory;

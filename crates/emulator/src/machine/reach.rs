@@ -24,11 +24,21 @@ impl Warp {
         if meets && !writes {
             self.meet_at(blocks, places, (writes, strength), active);
         }
+        let is_shared = |at: u64| address.space == Space::Shared || shared.contains(&at);
+        if strength == Strength::Weak
+            && places.get(active.trailing_zeros() as usize).is_some_and(|&at| is_shared(at))
+        {
+            match writes {
+                true => self.since.write(places, bytes, self.at, active),
+                false => {
+                    let outcome = self.since.read(places, bytes, active);
+                    outcome.map_err(|(lane, step)| blocks.not_met(&format!("lane {lane}"), step))?;
+                }
+            }
+        }
         let touch = Touch { is_strong: strength != Strength::Weak, ..Touch::of(self, Part::Itself, writes) };
         let mut reach = |piece: Range<u64>| match piece.start {
-            at if address.space == Space::Shared || shared.contains(&at) => {
-                blocks.touch_shared(at, (piece.end - at) as usize, &touch)
-            }
+            at if is_shared(at) => blocks.touch_shared(at, (piece.end - at) as usize, &touch),
             at => blocks.touch_global(at, (piece.end - at) as usize, &touch),
         };
         // Neighbouring lanes are most often at neighbouring places, or at the same.

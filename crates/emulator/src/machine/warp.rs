@@ -1,6 +1,6 @@
 //! A warp: its registers, and where its lanes are in the program.
 
-use super::order::Standing;
+use super::{lockstep::Since, order::Standing};
 use crate::{
     lanes::{Doubles, LANES, Words, lanes_of, put},
     program::{CONSTANT, Program, Slot},
@@ -64,6 +64,8 @@ pub struct Warp {
     pub groups: Words,
     /// What it knows of what others did, and when it does something.
     pub standing: Standing,
+    /// What its lanes wrote to shared memory since they met.
+    pub since: Since,
     /// The step that is being done.
     pub at: usize,
 }
@@ -93,6 +95,7 @@ impl Warp {
             copies: Vec::new(),
             groups: [0; LANES],
             standing,
+            since: Since::default(),
             at: 0,
         }
     }
