@@ -7,6 +7,8 @@
 
 use std::array;
 
+use crate::ptx::Class;
+
 /// Lanes of a warp.
 pub const LANES: usize = 32;
 /// All of them.
@@ -89,6 +91,27 @@ pub enum Lanewise {
     CompareWords(Of2<u32, u32, u32>),
     /// The same of doubles.
     CompareDoubles(Of2<u64, u64, u32>),
+}
+
+impl Lanewise {
+    /// What it gives, and what it takes.
+    pub fn classes(&self) -> (Class, &'static [Class]) {
+        use Class::{Double, Predicate, Word};
+        match self {
+            Lanewise::W1(_) => (Word, &[Word]),
+            Lanewise::W2(_) => (Word, &[Word, Word]),
+            Lanewise::W3(_) => (Word, &[Word, Word, Word]),
+            Lanewise::D1(_) => (Double, &[Double]),
+            Lanewise::D2(_) => (Double, &[Double, Double]),
+            Lanewise::D3(_) => (Double, &[Double, Double, Double]),
+            Lanewise::WordToDouble(_) => (Double, &[Word]),
+            Lanewise::WordsToDouble(_) => (Double, &[Word, Word]),
+            Lanewise::DoubleToWord(_) => (Word, &[Double]),
+            Lanewise::Shift(_) => (Double, &[Double, Word]),
+            Lanewise::CompareWords(_) => (Predicate, &[Word, Word]),
+            Lanewise::CompareDoubles(_) => (Predicate, &[Double, Double]),
+        }
+    }
 }
 
 /// Whether the processor has what the faster functions are compiled for.

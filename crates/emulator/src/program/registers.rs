@@ -1,7 +1,7 @@
 //! Which registers an instruction has, and what happens to them.
 
 use super::{Address, Code, Count, GroupProduct, Left, Product, Slot, Space, Special, Vote};
-use crate::{lanes::Lanewise, ptx::Class};
+use crate::ptx::Class;
 
 /// What an instruction does with a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,20 +26,7 @@ impl Code {
         let of_bytes = |bytes: usize| if bytes == 8 { Double } else { Word };
         match self {
             Code::Lanes(operation, d, from) => {
-                let (result, classes): (Class, &[Class]) = match operation {
-                    Lanewise::W1(_) => (Word, &[Word]),
-                    Lanewise::W2(_) => (Word, &[Word, Word]),
-                    Lanewise::W3(_) => (Word, &[Word, Word, Word]),
-                    Lanewise::D1(_) => (Double, &[Double]),
-                    Lanewise::D2(_) => (Double, &[Double, Double]),
-                    Lanewise::D3(_) => (Double, &[Double, Double, Double]),
-                    Lanewise::WordToDouble(_) => (Double, &[Word]),
-                    Lanewise::WordsToDouble(_) => (Double, &[Word, Word]),
-                    Lanewise::DoubleToWord(_) => (Word, &[Double]),
-                    Lanewise::Shift(_) => (Double, &[Double, Word]),
-                    Lanewise::CompareWords(_) => (Predicate, &[Word, Word]),
-                    Lanewise::CompareDoubles(_) => (Predicate, &[Double, Double]),
-                };
+                let (result, classes) = operation.classes();
                 for (slot, class) in from.iter_mut().zip(classes) {
                     see(slot, *class, Reads);
                 }

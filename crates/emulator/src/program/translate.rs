@@ -286,21 +286,7 @@ impl Translator<'_> {
     }
 
     fn lanewise(&mut self, reading: &Reading<'_>, operation: Lanewise) -> Result<()> {
-        use Class::{Double, Predicate, Word};
-        let (result, classes): (Class, &[Class]) = match operation {
-            Lanewise::W1(_) => (Word, &[Word]),
-            Lanewise::W2(_) => (Word, &[Word, Word]),
-            Lanewise::W3(_) => (Word, &[Word, Word, Word]),
-            Lanewise::D1(_) => (Double, &[Double]),
-            Lanewise::D2(_) => (Double, &[Double, Double]),
-            Lanewise::D3(_) => (Double, &[Double, Double, Double]),
-            Lanewise::WordToDouble(_) => (Double, &[Word]),
-            Lanewise::WordsToDouble(_) => (Double, &[Word, Word]),
-            Lanewise::DoubleToWord(_) => (Word, &[Double]),
-            Lanewise::Shift(_) => (Double, &[Double, Word]),
-            Lanewise::CompareWords(_) => (Predicate, &[Word, Word]),
-            Lanewise::CompareDoubles(_) => (Predicate, &[Double, Double]),
-        };
+        let (result, classes) = operation.classes();
         if reading.count() != classes.len() + 1 {
             return Err(reading.wrong(format!("{} operands", reading.count())));
         }
@@ -309,7 +295,7 @@ impl Translator<'_> {
         for (index, class) in classes.iter().enumerate() {
             let operand = reading.operand(index + 1)?;
             from[index] = match class {
-                Word => self.word(reading, operand)?,
+                Class::Word => self.word(reading, operand)?,
                 _ => self.double(reading, operand)?,
             };
         }
