@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     error::Error,
-    machine::{self, History, Launch, Region, Table, Timing, Told, raw},
+    machine::{self, By, History, Launch, Region, Table, Timing, Told, raw},
     products::Product,
     program::{Program, SHARED_BASE},
     ptx::Source,
@@ -253,7 +253,7 @@ fn act(work: &Work, table: &Table, mut history: Option<&mut History>) -> Status 
 /// Pieces of memory are read or written by what begins when all before it has ended.
 fn touch(history: &mut Option<&mut History>, pieces: &[(u64, usize, bool)]) -> Result<(), String> {
     let Some(history) = history else { return Ok(()) };
-    pieces.iter().try_for_each(|&(at, bytes, writes)| history.touch(at, bytes, writes, false))
+    pieces.iter().try_for_each(|&(at, bytes, writes)| history.touch(at, bytes, writes, By::default()))
 }
 
 /// Whether a kernel may have so much shared memory beside its own.

@@ -33,7 +33,7 @@ pub fn begin(
         // Nothing is read of what is not there.
         if there > 0 {
             from = blocks.global(warp.block, from, there)?;
-            blocks.touch_global(from, there, &Touch::of(warp, Part::Itself, false))?;
+            blocks.touch_global(warp.block, from, there, &Touch::of(warp, Part::Itself, false))?;
         }
         if to % bytes as u64 != 0 || (there > 0 && !from.is_multiple_of(bytes as u64)) {
             return Err(format!(
@@ -154,7 +154,7 @@ fn touch_box(
 ) -> Outcome<()> {
     let touch = Touch::of(warp, Part::Itself, writes);
     tensor.rows(first).try_for_each(|(_, there)| match there {
-        Some((_, count, address)) => blocks.touch_global(address, count * tensor.bytes, &touch),
+        Some((_, count, address)) => blocks.touch_global(warp.block, address, count * tensor.bytes, &touch),
         None => Ok(()),
     })
 }
@@ -187,7 +187,7 @@ pub fn bulk(
         if !bytes.is_multiple_of(16) || to % 16 != 0 || from % 16 != 0 {
             return Err(format!("a bulk copy of {bytes} bytes from {from:#x}: not all are multiples of 16"));
         }
-        blocks.touch_global(from, bytes, &Touch::of(warp, Part::Itself, false))?;
+        blocks.touch_global(warp.block, from, bytes, &Touch::of(warp, Part::Itself, false))?;
         let barrier = blocks.barrier_place(warp.block, warp.word(program, barrier)[lane])?;
         ask(warp, blocks, to, Arrival::Piece { to, from, bytes, barrier })?;
     }

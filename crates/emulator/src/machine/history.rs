@@ -58,6 +58,40 @@ const PAGE: u64 = 1 << 16;
 struct Mark {
     written: u16,
     read: [u16; 2],
+    /// In the launch that runs: which bytes, and by which block.
+    writes: OfBlocks,
+    reads: OfBlocks,
+}
+
+/// Bytes of a word that blocks of a launch touched.
+#[derive(Clone, Copy, Default)]
+struct OfBlocks {
+    bytes: u8,
+    /// The one that did, or several.
+    block: u32,
+}
+
+impl OfBlocks {
+    const SEVERAL: u32 = u32::MAX;
+
+    fn add(&mut self, bytes: u8, block: u32) {
+        self.block = if self.bytes == 0 || self.block == block { block } else { Self::SEVERAL };
+        self.bytes |= bytes;
+    }
+
+    /// Whether another block than this one surely touched some of these bytes.
+    fn has_others(self, bytes: u8, block: u32) -> bool {
+        self.bytes & bytes != 0 && self.block != block && self.block != Self::SEVERAL
+    }
+}
+
+/// Who touches memory in the launch that runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct By {
+    /// Whether it has waited for the end of the kernel before.
+    pub has_waited: bool,
+    /// The block, where nothing that it does may be in the way of another block.
+    pub block: Option<u32>,
 }
 
 /// A graph that runs.
@@ -98,29 +132,26 @@ impl History {
     }
 
     /// The launch touches bytes. What it is not behind comes back in words.
-    pub fn touch(
-        &mut self,
-        address: u64,
-        bytes: usize,
-        writes: bool,
-        has_waited: bool,
-    ) -> Result<(), String> {
+    pub fn touch(&mut self, address: u64, bytes: usize, writes: bool, by: By) -> Result<(), String> {
         let number = self.names.len() as u16;
-        let known = if has_waited { &self.begin.behind_wait } else { &self.begin.at_once };
+        let known = if by.has_waited { &self.begin.behind_wait } else { &self.begin.at_once };
         let unknown = |other: u16| other != 0 && other != number && !known.holds(usize::from(other) - 1);
-        let (mut at, end) = (address / WORD, (address + bytes as u64).div_ceil(WORD));
-        while at < end {
+        let end = address + bytes as u64;
+        let mut at = address / WORD;
+        while at * WORD < end {
             let page = at / (PAGE / WORD);
             let new = || vec![Mark::default(); (PAGE / WORD) as usize].into_boxed_slice();
             let marks = self.pages.get(page, new);
             let first = page * (PAGE / WORD);
-            let behind = end.min(first + PAGE / WORD);
-            for mark in &mut marks[(at - first) as usize..(behind - first) as usize] {
+            let behind = end.div_ceil(WORD).min(first + PAGE / WORD);
+            for (word, mark) in (at..behind).zip(&mut marks[(at - first) as usize..(behind - first) as usize])
+            {
                 let reader = mark.read.into_iter().find(|&reader| writes && unknown(reader));
                 let writer = unknown(mark.written).then_some((mark.written, "wrote"));
                 let other = writer.or(reader.map(|reader| (reader, "reads")));
+                let does = if writes { "written" } else { "read" };
                 if let Some((other, did)) = other {
-                    let (does, other) = (if writes { "written" } else { "read" }, usize::from(other) - 1);
+                    let other = usize::from(other) - 1;
                     return Err(format!(
                         "{bytes} bytes at {address:#x} of global memory are {does}, which launch {} of the graph, `{}`, {did}, and nothing \
                          waited for its end",
@@ -128,8 +159,26 @@ impl History {
                         self.names[other]
                     ));
                 }
+                if mark.written != number && !mark.read.contains(&number) {
+                    (mark.writes, mark.reads) = Default::default();
+                }
+                if let Some(block) = by.block {
+                    let start = (word * WORD).max(address) - word * WORD;
+                    let stop = (word * WORD + WORD).min(end) - word * WORD;
+                    let own = ((1u8 << stop) - 1) & !((1u8 << start) - 1);
+                    let is_read = writes && mark.reads.has_others(own, block);
+                    if is_read || mark.writes.has_others(own, block) {
+                        let (did, other) =
+                            if is_read { ("reads", mark.reads.block) } else { ("wrote", mark.writes.block) };
+                        return Err(format!(
+                            "{bytes} bytes at {address:#x} of global memory are {does}, which block {other} of the same launch {did}, and \
+                             nothing orders the two"
+                        ));
+                    }
+                    if writes { &mut mark.writes } else { &mut mark.reads }.add(own, block);
+                }
                 if writes {
-                    *mark = Mark { written: number, read: [0; 2] };
+                    (mark.written, mark.read) = (number, [0; 2]);
                 } else if !mark.read.contains(&number) {
                     let other = mark.read.into_iter().find(|&reader| unknown(reader)).unwrap_or(0);
                     mark.read = [number, other];
@@ -145,10 +194,14 @@ impl History {
 mod tests {
     use super::*;
 
+    fn by(has_waited: bool) -> By {
+        By { has_waited, block: None }
+    }
+
     fn history() -> History {
         let mut history = History::default();
         history.begin("first".into(), &[], None);
-        history.touch(4096, 256, true, false).unwrap();
+        history.touch(4096, 256, true, by(false)).unwrap();
         history.end(Told::default());
         history
     }
@@ -157,34 +210,54 @@ mod tests {
     fn who_begins_early_waits_before_it_touches_what_others_wrote() {
         let mut history = history();
         history.begin("second".into(), &[], Some(0));
-        assert!(history.touch(4100, 4, false, false).unwrap_err().contains("`first`"));
-        history.touch(4352, 4, false, false).expect("what nobody wrote");
-        history.touch(4100, 4, false, true).unwrap();
+        assert!(history.touch(4100, 4, false, by(false)).unwrap_err().contains("`first`"));
+        history.touch(4352, 4, false, by(false)).expect("what nobody wrote");
+        history.touch(4100, 4, false, by(true)).unwrap();
         // The third may begin when the second has begun: what that one waited for it does not know, unless it was told.
         history.end(Told { at_end: true, to_next: false });
         history.begin("third".into(), &[], Some(1));
-        assert!(history.touch(4100, 4, true, false).is_err());
-        history.touch(4100, 4, true, true).expect("the second has ended, and it had waited");
+        assert!(history.touch(4100, 4, true, by(false)).is_err());
+        history.touch(4100, 4, true, by(true)).expect("the second has ended, and it had waited");
         history.end(Told { at_end: true, to_next: true });
         history.begin("fourth".into(), &[], Some(2));
-        assert!(history.touch(4100, 4, false, false).is_err());
-        history.touch(4104, 4, false, false).expect("the third had waited before it let this begin");
+        assert!(history.touch(4100, 4, false, by(false)).is_err());
+        history.touch(4104, 4, false, by(false)).expect("the third had waited before it let this begin");
     }
 
     #[test]
     fn streams_that_parted_know_nothing_of_each_other() {
         let mut history = history();
         history.begin("left".into(), &[0], None);
-        history.touch(4096, 4, false, false).unwrap();
-        history.touch(8192, 4, true, false).unwrap();
+        history.touch(4096, 4, false, by(false)).unwrap();
+        history.touch(8192, 4, true, by(false)).unwrap();
         history.end(Told::default());
         history.begin("right".into(), &[0], None);
-        history.touch(4096, 4, false, false).expect("both read");
-        assert!(history.touch(8192, 4, false, false).is_err());
-        assert!(history.touch(4096, 4, true, false).is_err());
+        history.touch(4096, 4, false, by(false)).expect("both read");
+        assert!(history.touch(8192, 4, false, by(false)).is_err());
+        assert!(history.touch(4096, 4, true, by(false)).is_err());
         history.end(Told::default());
         history.begin("both".into(), &[1, 2], None);
-        history.touch(8192, 4, true, false).unwrap();
-        history.touch(4096, 4, true, false).unwrap();
+        history.touch(8192, 4, true, by(false)).unwrap();
+        history.touch(4096, 4, true, by(false)).unwrap();
+    }
+
+    #[test]
+    fn blocks_of_a_launch_keep_out_of_each_others_way() {
+        let of = |block| By { has_waited: true, block: Some(block) };
+        let mut history = history();
+        history.begin("second".into(), &[0], None);
+        history.touch(4096, 8, true, of(1)).unwrap();
+        history.touch(4104, 6, true, of(2)).unwrap();
+        history.touch(4110, 2, true, of(3)).expect("the other half of a word");
+        assert!(history.touch(4100, 4, false, of(2)).unwrap_err().contains("block 1"));
+        assert!(history.touch(4104, 4, true, of(1)).unwrap_err().contains("block 2"));
+        history.touch(4200, 4, false, of(1)).unwrap();
+        history.touch(4200, 4, false, of(2)).expect("both read");
+        history.touch(4204, 4, false, of(1)).unwrap();
+        assert!(history.touch(4204, 4, true, of(2)).unwrap_err().contains("reads"));
+        history.touch(4096, 4, false, By { has_waited: true, block: None }).expect("it has met the other");
+        history.end(Told::default());
+        history.begin("third".into(), &[1], None);
+        history.touch(4100, 4, false, of(2)).expect("that launch has ended");
     }
 }

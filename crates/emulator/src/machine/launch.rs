@@ -69,8 +69,11 @@ pub struct Block {
     pub place: [u32; 3],
     /// Its number in its cluster, whose blocks follow each other.
     pub rank: usize,
-    number: usize,
+    /// Its number in the grid.
+    pub number: usize,
     pub live_warps: usize,
+    /// Whether it has touched global memory that other blocks touch meanwhile.
+    pub meets_others: bool,
     /// Whether one of its warps has waited for the kernel before, and whether those that let the next begin had.
     pub has_waited: bool,
     pub told_next: Option<bool>,
@@ -189,6 +192,7 @@ impl Blocks<'_> {
                 rank,
                 number,
                 live_warps,
+                meets_others: false,
                 has_waited: false,
                 told_next: None,
                 barriers,

@@ -23,7 +23,7 @@ mod reach;
 mod tensor;
 mod warp;
 
-pub use history::{History, Told};
+pub use history::{By, History, Told};
 pub use launch::{Launch, MOST_SHARED_BYTES, Timing, run};
 pub use memory::{Region, Table, raw};
 pub use tensor::Tensor;

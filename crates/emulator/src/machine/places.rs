@@ -2,6 +2,7 @@
 
 use super::{
     accesses::Touch,
+    history::By,
     launch::{Block, Blocks},
     memory::Span,
 };
@@ -50,10 +51,15 @@ impl Blocks<'_> {
     }
 
     /// Something is done to global memory.
-    pub fn touch_global(&mut self, place: u64, bytes: usize, touch: &Touch<'_>) -> Outcome<()> {
+    pub fn touch_global(&mut self, block: usize, place: u64, bytes: usize, touch: &Touch<'_>) -> Outcome<()> {
         self.touch_together(place, bytes, touch)?;
         let Some(history) = &mut self.history else { return Ok(()) };
-        history.touch(place, bytes, touch.writes, touch.knowledge.knows_end_of_kernel_before())
+        let has_waited = touch.knowledge.knows_end_of_kernel_before();
+        // Where blocks run together their clocks say it, and who changes words that others change has met them.
+        let of = &mut self.blocks[block];
+        of.meets_others |= touch.is_strong;
+        let block = (!self.launch.together && !of.meets_others).then_some(of.number as u32);
+        history.touch(place, bytes, touch.writes, By { has_waited, block })
     }
 
     /// The same in global memory, where parameters and the block's shared memory can be named, too.

@@ -37,9 +37,10 @@ impl Warp {
             }
         }
         let touch = Touch { is_strong: strength != Strength::Weak, ..Touch::of(self, Part::Itself, writes) };
+        let block = self.block;
         let mut reach = |piece: Range<u64>| match piece.start {
             at if is_shared(at) => blocks.touch_shared(at, (piece.end - at) as usize, &touch),
-            at => blocks.touch_global(at, (piece.end - at) as usize, &touch),
+            at => blocks.touch_global(block, at, (piece.end - at) as usize, &touch),
         };
         // Neighbouring lanes are most often at neighbouring places, or at the same.
         let mut piece = 0..0;
