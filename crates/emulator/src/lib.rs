@@ -5,15 +5,14 @@
 //! compiled, launches with their clusters and shared memory, captured graphs. What a kernel does that a card would not let it do is an
 //! error that says where, and so is what a card lets it do with a result that nobody can tell: warps that touch the same bytes
 //! of shared memory with nothing between that orders them, lanes that read what others of their warp wrote without having met, what threads wrote and an engine reads without a fence, and a kernel
-//! that touches what another did whose end it has not waited for.
+//! that touches what another did whose end it has not waited for, or blocks of one launch that do not keep out of each other's way.
 //!
 //! ```text
 //! kernel.cu ─ NVRTC ─► assembly ─ ptx ─► statements ─ program ─► steps ─ machine ─► memory
 //! ```
 //!
 //! It says nothing about time, and three things are simpler than on a card: what a stream is given is done at once, a kernel begins when
-//! the one before has ended, and sums in matrix units round where a card cuts off. Of blocks of one launch that share global memory it asks
-//! what orders them only where they run together. Copies that go on while threads do are
+//! the one before has ended, and sums in matrix units round where a card cuts off. Copies that go on while threads do are
 //! done as early as they may be, or with `IRONMILL_EMULATOR_COPIES=late` as late: a program must be right with either.
 
 mod arithmetic;
