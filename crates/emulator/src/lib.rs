@@ -27,7 +27,7 @@ mod program;
 mod ptx;
 
 pub use error::{Error, Result};
-pub use machine::{History, Launch, Region, Table, Timing, Told, run};
+pub use machine::{By, History, Launch, Region, Table, Timing, Told, run};
 pub use program::Program;
 pub use ptx::parse;
 

@@ -20,42 +20,29 @@ impl Warp {
         active: u32,
     ) -> Result<(), String> {
         let shared = blocks.shared_span(self.block);
-        let meets = strength != Strength::Weak && blocks.launch.together;
+        let is_shared = |at: u64| address.space == Space::Shared || shared.contains(&at);
+        let is_strong = strength != Strength::Weak;
+        let meets = is_strong && blocks.launch.together;
         if meets && !writes {
             self.meet_at(blocks, places, (writes, strength), active);
         }
-        let is_shared = |at: u64| address.space == Space::Shared || shared.contains(&at);
-        if strength == Strength::Weak
-            && places.get(active.trailing_zeros() as usize).is_some_and(|&at| is_shared(at))
-        {
-            match writes {
-                true => self.since.write(places, bytes, self.at, active),
-                false => {
-                    let outcome = self.since.read(places, bytes, active);
-                    outcome.map_err(|(lane, step)| blocks.not_met(&format!("lane {lane}"), step))?;
-                }
+        let first = places[active.trailing_zeros() as usize % LANES];
+        match (is_shared(first) && !is_strong, writes) {
+            (false, _) => (),
+            (true, true) => self.since.write(places, bytes, self.at, active),
+            (true, false) => {
+                let outcome = self.since.read(places, bytes, active);
+                outcome.map_err(|(lane, step)| blocks.not_met(&format!("lane {lane}"), step))?;
             }
         }
-        let touch = Touch { is_strong: strength != Strength::Weak, ..Touch::of(self, Part::Itself, writes) };
-        let block = self.block;
-        let mut reach = |piece: Range<u64>| match piece.start {
-            at if is_shared(at) => blocks.touch_shared(at, (piece.end - at) as usize, &touch),
-            at => blocks.touch_global(block, at, (piece.end - at) as usize, &touch),
-        };
-        // Neighbouring lanes are most often at neighbouring places, or at the same.
-        let mut piece = 0..0;
-        for lane in lanes_of(active) {
-            let (at, end) = (places[lane], places[lane] + bytes as u64);
-            if at == piece.end {
-                piece.end = end;
-            } else if at < piece.start || end > piece.end {
-                let before = std::mem::replace(&mut piece, at..end);
-                if !before.is_empty() {
-                    reach(before)?;
-                }
+        let touch = Touch { is_strong, ..Touch::of(self, Part::Itself, writes) };
+        each_piece(places, bytes as u64, active, |piece| {
+            let bytes = (piece.end - piece.start) as usize;
+            match piece.start {
+                at if is_shared(at) => blocks.touch_shared(at, bytes, &touch),
+                at => blocks.touch_global(self.block, at, bytes, &touch),
             }
-        }
-        reach(piece)?;
+        })?;
         if meets && writes {
             self.meet_at(blocks, places, (writes, strength), active);
         }
@@ -131,5 +118,51 @@ impl Warp {
             }
             None => Ok(places),
         }
+    }
+}
+
+/// The pieces of memory that lanes touch: neighbouring lanes are most often at neighbouring places, or at the same.
+fn each_piece(
+    places: &[u64; LANES],
+    bytes: u64,
+    active: u32,
+    mut touch: impl FnMut(Range<u64>) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut piece = 0..0;
+    for lane in lanes_of(active) {
+        let (at, end) = (places[lane], places[lane] + bytes);
+        if at == piece.end {
+            piece.end = end;
+        } else if at < piece.start || end > piece.end {
+            let before = std::mem::replace(&mut piece, at..end);
+            if !before.is_empty() {
+                touch(before)?;
+            }
+        }
+    }
+    if piece.is_empty() { Ok(()) } else { touch(piece) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_side_by_side_touch_one_piece() {
+        let pieces = |of: &dyn Fn(u64) -> u64, active: u32| {
+            let places = std::array::from_fn(|lane| 4096 + of(lane as u64));
+            let mut found = Vec::new();
+            each_piece(&places, 4, active, |piece| {
+                found.push((piece.start - 4096, piece.end - 4096));
+                Ok(())
+            })
+            .expect("nothing is wrong with them");
+            found
+        };
+        assert_eq!(pieces(&|lane| 4 * lane, u32::MAX), [(0, 128)]);
+        assert_eq!(pieces(&|_| 8, u32::MAX), [(8, 12)]);
+        assert_eq!(pieces(&|lane| 8 * lane, 0b101), [(0, 4), (16, 20)]);
+        assert_eq!(pieces(&|lane| 4 * (lane % 2) + 64 * (lane / 2), 0b1111), [(0, 8), (64, 72)]);
+        assert_eq!(pieces(&|lane| lane, 0), []);
     }
 }
