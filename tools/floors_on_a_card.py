@@ -208,9 +208,9 @@ def main():
                 training(table, arguments, "124M", part)
             else:
                 {"peer": peer, "llama": llama, "generate": generation, "tests": tests}[part](table, arguments)
-        except (RuntimeError, OSError, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # whatever it is, the other parts are measured
             failed = True
-            table.say(part, f"failed: {error}")
+            table.say(part, f"failed: {error!r}")
         print(f"  {part}: {time.perf_counter() - begin:.0f} s in all", file=sys.stderr, flush=True)
     table.end()
     return 1 if failed else 0
