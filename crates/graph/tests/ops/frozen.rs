@@ -101,8 +101,8 @@ impl Small {
 
 #[test]
 fn frozen_weights_give_the_same_bits_for_any_number_of_rows() {
-    // Whole strips, strips with lines left, lines alone; sums of one block and of several.
-    for sizes in [[96, 64, 48], [209, 77, 902], [50, 11, 130], [37, 33, 17]] {
+    // Whole strips, strips with lines left, lines alone; sums of one block and of several; strips in pairs with one left.
+    for sizes in [[96, 64, 48], [209, 77, 902], [50, 11, 130], [37, 33, 17], [527, 272, 610]] {
         let small = Small::new(sizes);
         for (set, dtype) in
             InstructionSet::ALL.into_iter().flat_map(|set| [(set, DType::F32), (set, DType::BF16)])

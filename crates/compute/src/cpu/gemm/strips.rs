@@ -5,7 +5,8 @@
 //! they are and are packed when they are needed.
 //!
 //! Up to eight rows go through the strips one after another, so memory is read from end to end, which is what processors foresee:
-//! nothing is asked for ahead. More rows take three strips at a time, and packing, most of what few rows cost otherwise, falls
+//! nothing is asked for ahead. A row alone goes through two at a time, because each of its sums waits for the one before, and fast
+//! memory does not. More rows take three strips at a time, and packing, most of what few rows cost otherwise, falls
 //! away. Sums are cut and chained as with packed panels, so every element is the same bit for bit.
 
 use std::ops::Range;
@@ -27,6 +28,9 @@ use crate::{
     },
     tensor::DType,
 };
+
+/// Pairs of strips that every thread should have before a row goes through two at a time.
+const LEAST_PAIRS: usize = 4;
 
 /// Whether products of this type are quicker with strips, and find their units in numbers of the same type.
 pub(in super::super) fn suit(simd: Simd, dtype: DType) -> bool {
@@ -133,7 +137,11 @@ pub(super) fn multiply<const N: usize>(
         }
     };
     let threads = pool.threads();
-    let tile_columns = if panels == 1 { STRIP } else { family.columns() };
+    let tile_columns = match m {
+        1 if n >= LEAST_PAIRS * 2 * STRIP * threads => 2 * STRIP,
+        _ if panels == 1 => STRIP,
+        _ => family.columns(),
+    };
     let whole = n / STRIP * STRIP;
     let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, tile_columns]));
     for_tiles(pool, grids, |mut tiles, scratch| {
