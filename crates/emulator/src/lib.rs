@@ -3,9 +3,13 @@
 //! A program that looks for NVIDIA's libraries finds this one in their place: the driver, the compiler of kernels (which asks the real one,
 //! whose wheel needs no card, for assembly) and the library of products. So the same code runs that runs on a card: kernels as they were
 //! compiled, launches with their clusters and shared memory, captured graphs. What a kernel does that a card would not let it do is an
-//! error that says where, and so is what a card lets it do with a result that nobody can tell: warps that touch the same bytes
-//! of shared memory with nothing between that orders them, lanes that read what others of their warp wrote without having met, what threads wrote and an engine reads without a fence, and a kernel
-//! that touches what another did whose end it has not waited for, or blocks of one launch that do not keep out of each other's way.
+//! error that says where, and so is what a card lets it do with a result that nobody can tell:
+//!
+//! - warps that touch the same bytes of shared memory with nothing between that orders them,
+//! - lanes that read what others of their warp wrote without having met,
+//! - engines that read without a fence what threads wrote,
+//! - blocks of one launch that do not keep out of each other's way,
+//! - kernels that touch what another did whose end they have not waited for.
 //!
 //! ```text
 //! kernel.cu ─ NVRTC ─► assembly ─ ptx ─► statements ─ program ─► steps ─ machine ─► memory

@@ -62,7 +62,7 @@ impl Cell {
     }
 }
 
-/// Who does something to shared memory, and what is known then.
+/// Who does something to memory, and what is known then.
 pub struct Touch<'a> {
     pub agent: Agent,
     pub time: u32,
@@ -80,7 +80,7 @@ impl<'a> Touch<'a> {
     }
 }
 
-/// What was done to the shared memory of a block.
+/// What was done to the shared memory of a block, or to a page of global memory.
 #[derive(Default)]
 pub struct Accesses {
     cells: Vec<Cell>,

@@ -345,7 +345,7 @@ impl Warp {
             Code::ProductsCommit => self.standing.end_group(Part::Products),
             Code::ProductsWait(left) => self.standing.wait_for_groups(Part::Products, *left),
             Code::FenceThreads => self.standing.fence_threads(),
-            Code::Fence => self.standing.knowledge.fence(),
+            Code::FenceForEngines => self.standing.knowledge.fence(),
             Code::LetNextBegin => blocks.let_next_begin(self),
             Code::WaitForKernelBefore => self.standing.knowledge.happened.learn(KERNEL_BEFORE, ENDED),
             Code::BarrierBegin(barrier, count) => {

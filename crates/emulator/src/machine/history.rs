@@ -63,10 +63,43 @@ struct Mark {
     reads: OfBlocks,
 }
 
+impl Mark {
+    /// What was done to the word by a launch of which nothing is known to have ended.
+    fn launch_in_the_way(
+        &self,
+        writes: bool,
+        is_unknown: impl Fn(u16) -> bool,
+    ) -> Option<(u16, &'static str)> {
+        let reader = self.read.into_iter().find(|&reader| writes && is_unknown(reader));
+        let writer = is_unknown(self.written).then_some((self.written, "wrote"));
+        writer.or(reader.map(|reader| (reader, "reads")))
+    }
+
+    /// What another block of the same launch did to some bytes of the word.
+    fn block_in_the_way(&self, writes: bool, bytes: u8, block: u32) -> Option<&'static str> {
+        if self.writes.has_others(bytes, block) {
+            return Some("wrote");
+        }
+        (writes && self.reads.has_others(bytes, block)).then_some("reads")
+    }
+
+    /// A launch reads or writes the word.
+    fn add(&mut self, writes: bool, number: u16, is_unknown: impl Fn(u16) -> bool) {
+        if writes {
+            (self.written, self.read) = (number, [0; 2]);
+        } else if !self.read.contains(&number) {
+            let other = self.read.into_iter().find(|&reader| is_unknown(reader)).unwrap_or(0);
+            self.read = [number, other];
+        }
+    }
+}
+
 /// Bytes of a word that blocks of a launch touched.
 #[derive(Clone, Copy, Default)]
 struct OfBlocks {
     bytes: u8,
+    /// Those that surely more than one block touched.
+    shared: u8,
     /// The one that did, or several.
     block: u32,
 }
@@ -75,13 +108,17 @@ impl OfBlocks {
     const SEVERAL: u32 = u32::MAX;
 
     fn add(&mut self, bytes: u8, block: u32) {
+        if self.has_others(bytes, block) {
+            self.shared |= self.bytes & bytes;
+        }
         self.block = if self.bytes == 0 || self.block == block { block } else { Self::SEVERAL };
         self.bytes |= bytes;
     }
 
     /// Whether another block than this one surely touched some of these bytes.
     fn has_others(self, bytes: u8, block: u32) -> bool {
-        self.bytes & bytes != 0 && self.block != block && self.block != Self::SEVERAL
+        let is_anothers = self.block != block && self.block != Self::SEVERAL;
+        self.shared & bytes != 0 || is_anothers && self.bytes & bytes != 0
     }
 }
 
@@ -136,6 +173,7 @@ impl History {
         let number = self.names.len() as u16;
         let known = if by.has_waited { &self.begin.behind_wait } else { &self.begin.at_once };
         let unknown = |other: u16| other != 0 && other != number && !known.holds(usize::from(other) - 1);
+        let does = if writes { "written" } else { "read" };
         let end = address + bytes as u64;
         let mut at = address / WORD;
         while at * WORD < end {
@@ -146,17 +184,12 @@ impl History {
             let behind = end.div_ceil(WORD).min(first + PAGE / WORD);
             for (word, mark) in (at..behind).zip(&mut marks[(at - first) as usize..(behind - first) as usize])
             {
-                let reader = mark.read.into_iter().find(|&reader| writes && unknown(reader));
-                let writer = unknown(mark.written).then_some((mark.written, "wrote"));
-                let other = writer.or(reader.map(|reader| (reader, "reads")));
-                let does = if writes { "written" } else { "read" };
-                if let Some((other, did)) = other {
-                    let other = usize::from(other) - 1;
+                if let Some((other, did)) = mark.launch_in_the_way(writes, unknown) {
+                    let other = usize::from(other);
                     return Err(format!(
-                        "{bytes} bytes at {address:#x} of global memory are {does}, which launch {} of the graph, `{}`, {did}, and nothing \
-                         waited for its end",
-                        other + 1,
-                        self.names[other]
+                        "{bytes} bytes at {address:#x} of global memory are {does}, which launch {other} of the graph, `{}`, {did}, and \
+                         nothing waited for its end",
+                        self.names[other - 1]
                     ));
                 }
                 if mark.written != number && !mark.read.contains(&number) {
@@ -166,23 +199,15 @@ impl History {
                     let start = (word * WORD).max(address) - word * WORD;
                     let stop = (word * WORD + WORD).min(end) - word * WORD;
                     let own = ((1u8 << stop) - 1) & !((1u8 << start) - 1);
-                    let is_read = writes && mark.reads.has_others(own, block);
-                    if is_read || mark.writes.has_others(own, block) {
-                        let (did, other) =
-                            if is_read { ("reads", mark.reads.block) } else { ("wrote", mark.writes.block) };
+                    if let Some(did) = mark.block_in_the_way(writes, own, block) {
                         return Err(format!(
-                            "{bytes} bytes at {address:#x} of global memory are {does}, which block {other} of the same launch {did}, and \
-                             nothing orders the two"
+                            "{bytes} bytes at {address:#x} of global memory are {does} by block {block}, which another block of the same \
+                             launch {did}, and nothing orders the two"
                         ));
                     }
                     if writes { &mut mark.writes } else { &mut mark.reads }.add(own, block);
                 }
-                if writes {
-                    (mark.written, mark.read) = (number, [0; 2]);
-                } else if !mark.read.contains(&number) {
-                    let other = mark.read.into_iter().find(|&reader| unknown(reader)).unwrap_or(0);
-                    mark.read = [number, other];
-                }
+                mark.add(writes, number, unknown);
             }
             at = behind;
         }
@@ -249,10 +274,16 @@ mod tests {
         history.touch(4096, 8, true, of(1)).unwrap();
         history.touch(4104, 6, true, of(2)).unwrap();
         history.touch(4110, 2, true, of(3)).expect("the other half of a word");
-        assert!(history.touch(4100, 4, false, of(2)).unwrap_err().contains("block 1"));
-        assert!(history.touch(4104, 4, true, of(1)).unwrap_err().contains("block 2"));
+        assert!(history.touch(4100, 4, false, of(2)).unwrap_err().contains("wrote"));
+        assert!(history.touch(4104, 4, true, of(1)).unwrap_err().contains("wrote"));
         history.touch(4200, 4, false, of(1)).unwrap();
         history.touch(4200, 4, false, of(2)).expect("both read");
+        for block in [1, 2, 3] {
+            assert!(
+                history.touch(4200, 4, true, of(block)).unwrap_err().contains("reads"),
+                "another read it"
+            );
+        }
         history.touch(4204, 4, false, of(1)).unwrap();
         assert!(history.touch(4204, 4, true, of(2)).unwrap_err().contains("reads"));
         history.touch(4096, 4, false, By { has_waited: true, block: None }).expect("it has met the other");

@@ -27,6 +27,7 @@ pub enum Part {
     Products,
 }
 
+/// The agents of a warp.
 const PARTS: usize = 4;
 /// Barriers of a block to which bytes come.
 pub const MOST_BRINGERS: usize = 32;

@@ -351,7 +351,7 @@ pub enum Code {
     /// Waits until no more than so many groups are under way.
     ProductsWait(usize),
     /// What threads wrote is for the copy engine and the matrix units to see.
-    Fence,
+    FenceForEngines,
     /// Relaxed accesses behind it tell what was known here, and what those before it found is known from here on.
     FenceThreads,
     /// Waits until the kernel before has ended.

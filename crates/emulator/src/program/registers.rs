@@ -81,7 +81,7 @@ impl Code {
             | Code::ClusterWait
             | Code::ProductsCommit
             | Code::ProductsWait(_)
-            | Code::Fence
+            | Code::FenceForEngines
             | Code::FenceThreads
             | Code::WaitForKernelBefore
             | Code::LetNextBegin
