@@ -5,6 +5,7 @@ use std::borrow::BorrowMut;
 use super::{
     Generator,
     caches::{Airborne, Drawn, Pilot},
+    reading::bucket,
 };
 use crate::{engine::Engine, error::Result};
 
@@ -25,7 +26,7 @@ impl<E: BorrowMut<Engine>> Generator<E> {
 
     /// Lets the device draw some tokens for every row.
     pub(super) fn take_off(&mut self, chosen: Vec<usize>, steps: usize) -> Result<()> {
-        let bucket = chosen.len().next_power_of_two().min(self.rows.len());
+        let bucket = bucket(chosen.len(), self.rows.len());
         let pilots: Vec<(Pilot, &[u32])> =
             chosen.iter().filter_map(|&index| self.rows[index].pilot(index)).collect();
         let tells = chosen.iter().any(|&index| self.log_probabilities_of(index).is_some());

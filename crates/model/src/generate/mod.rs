@@ -11,6 +11,7 @@
 mod adjusting;
 mod caches;
 mod flying;
+mod reading;
 mod telling;
 mod window;
 
@@ -30,12 +31,8 @@ use crate::{
 };
 use adjusting::Adjusting;
 use caches::{Airborne, Feed, MOST_AHEAD, Move, Pilot};
+use reading::{Reading, bucket};
 use telling::MOST_LIKELIEST;
-
-/// Positions that a run of a prefill program takes: powers of two between these.
-const CHUNKS: [usize; 2] = [16, 1024];
-/// Rows times positions of a prefill program at most, unless one row alone has more: more would only take memory.
-const CHUNK_TOKENS: usize = 2048;
 
 /// What a generator is made for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,6 +165,7 @@ pub struct Generator<E: BorrowMut<Engine>> {
     rows: Vec<Row>,
     context: usize,
     ahead: usize,
+    reading: Reading,
     waiting: VecDeque<Sample>,
     ready: VecDeque<Token>,
     /// The rows of a flight whose tokens were not read, and the flight.
@@ -295,6 +293,7 @@ impl<E: BorrowMut<Engine>> Generator<E> {
             0 if borrowed.runtime.runs_ahead() => MOST_AHEAD,
             asked => asked.clamp(1, MOST_AHEAD),
         };
+        let reading = if borrowed.runtime.runs_ahead() { Reading::CARD } else { Reading::PROCESSOR };
         borrowed.show()?;
         borrowed.make_caches(rows, context)?;
         Ok(Generator {
@@ -302,6 +301,7 @@ impl<E: BorrowMut<Engine>> Generator<E> {
             rows: (0..rows).map(|_| Row::default()).collect(),
             context,
             ahead,
+            reading,
             waiting: VecDeque::new(),
             ready: VecDeque::new(),
             airborne: None,
@@ -471,10 +471,9 @@ impl<E: BorrowMut<Engine>> Generator<E> {
                 steps => self.take_off(decoding, steps),
             };
         }
-        let longest = reading.iter().map(|&index| self.pending(index)).max().unwrap_or(1);
-        let [least, most] = CHUNKS;
-        let positions = longest.next_power_of_two().clamp(least, most).min(self.context);
-        reading.truncate((CHUNK_TOKENS / positions).max(1));
+        let prompts: Vec<usize> = reading.iter().map(|&index| self.unread(index)).collect();
+        let [rows, positions] = self.reading.next(&prompts, self.rows.len(), self.context);
+        reading.truncate(rows);
         self.run(&reading, positions)
     }
 
@@ -509,7 +508,7 @@ impl<E: BorrowMut<Engine>> Generator<E> {
 
     /// Lets some rows read their next tokens, and those that have read all of them choose one.
     fn run(&mut self, chosen: &[usize], positions: usize) -> Result<()> {
-        let bucket = chosen.len().next_power_of_two().min(self.rows.len());
+        let bucket = bucket(chosen.len(), self.rows.len());
         let vocabulary = self.engine().model.config().vocab_size;
         let mut feeds = Vec::with_capacity(chosen.len());
         for &index in chosen {
@@ -535,12 +534,15 @@ impl<E: BorrowMut<Engine>> Generator<E> {
         Ok(())
     }
 
-    /// Tokens that a row reads in a run of so many positions. The last token of a prompt is left to the step that draws the next
-    /// one on the device.
-    fn fed(&self, index: usize, positions: usize) -> usize {
+    /// Tokens of a row's prompt that are left to read. The last one is left to the step that draws the next one on the device.
+    fn unread(&self, index: usize) -> usize {
         let Some(sample) = &self.rows[index].sample else { return 0 };
-        let is_drawn_there = positions > 1 && self.ahead > 1 && sample.suits_a_device();
-        (sample.pending.len() - usize::from(is_drawn_there)).min(positions)
+        sample.pending.len() - usize::from(self.ahead > 1 && sample.suits_a_device())
+    }
+
+    /// Tokens that a row reads in a run of so many positions.
+    fn fed(&self, index: usize, positions: usize) -> usize {
+        if positions == 1 { self.pending(index).min(1) } else { self.unread(index).min(positions) }
     }
 
     /// What was read is in the cache now.
