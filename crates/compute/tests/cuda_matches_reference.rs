@@ -633,6 +633,119 @@ fn an_id_outside_the_table_is_an_error_that_names_it() {
 }
 
 /// A step that only changes state begins with one launch for rows of tables and the norm behind them.
+/// Two products and the norm of sums between them.
+#[derive(Clone, Copy, Debug)]
+struct Around {
+    rows: usize,
+    /// Terms of the first product, columns of the norm, outputs of the second product.
+    sizes: [usize; 3],
+    centred: bool,
+    biased: bool,
+    gelu: bool,
+}
+
+#[test]
+fn norms_between_products_give_what_launches_of_their_own_give() {
+    let Some(mut cuda) = cuda() else { return };
+    let plain = Around { rows: 64, sizes: [128, 768, 256], centred: true, biased: true, gelu: false };
+    for around in [
+        plain,
+        Around { gelu: true, ..plain },
+        Around { rows: 9, sizes: [512, 64, 100], ..plain },
+        Around { rows: 33, sizes: [64, 320, 192], biased: false, ..plain },
+        Around { rows: 48, sizes: [1024, 128, 64], centred: false, ..plain },
+        Around { rows: 57, sizes: [192, 704, 68], centred: false, biased: false, gelu: true },
+    ] {
+        check_around_norm(&mut cuda, around).unwrap();
+    }
+}
+
+fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
+    let Around { rows, sizes: [terms, columns, outputs], centred, biased, gelu } = around;
+    let products = DType::BF16;
+    let mut salt = 20;
+    let mut number = |dims: &[usize], offset: f32, scale: f32| {
+        salt += 1;
+        let mut tensor = random(dims, salt);
+        if let Data::Real(numbers) = &mut tensor.data {
+            numbers.iter_mut().for_each(|x| *x = offset + scale * *x);
+        }
+        place(cuda, &tensor, DType::BF16)
+    };
+    let x = number(&[rows, 1, terms], 0.0, 1.0)?;
+    let [first, second] = [number(&[columns, terms], 0.0, 0.1)?, number(&[outputs, columns], 0.0, 0.1)?];
+    let [first_bias, second_bias] = [number(&[columns], 0.0, 1.0)?, number(&[outputs], 0.0, 1.0)?];
+    let kept = number(&[rows, 1, columns], 0.7, 2.0)?;
+    let [gain, shift] = [number(&[columns], 1.0, 0.5)?, number(&[columns], 0.0, 0.5)?];
+    let [added, sum, normed] = [0; 3].map(|_| number(&[rows, 1, columns], 0.0, 1.0));
+    let (added, sum, normed) = (added?, sum?, normed?);
+    let [y, activated] = [number(&[rows, 1, outputs], 0.0, 1.0)?, number(&[rows, 1, outputs], 0.0, 1.0)?];
+    let statistics = [1, 2].map(|salt| place(cuda, &random(&[rows], salt), DType::F32));
+    let [mean, rstd] = statistics.map(|view| view.expect("a place"));
+
+    let with = |views: &[View], bias: View| if biased { [views, &[bias]].concat() } else { views.to_vec() };
+    let (kernel, parameters, statistics) = if centred {
+        (Kernel::AddLayerNorm { eps: 1e-5, bias: biased }, with(&[gain], shift), vec![mean, rstd])
+    } else {
+        (Kernel::AddRmsNorm { eps: 1e-5 }, vec![gain], vec![rstd])
+    };
+    let launches = [
+        Launch {
+            kernel: Kernel::Op(Op::Linear { bias: biased, products }),
+            inputs: with(&[x, first], first_bias),
+            outputs: vec![added],
+        },
+        Launch {
+            kernel,
+            inputs: [vec![kept, added], parameters].concat(),
+            outputs: [vec![sum, normed], statistics].concat(),
+        },
+        Launch {
+            kernel: match gelu {
+                true => Kernel::LinearGelu { bias: biased, products, slope: false },
+                false => Kernel::Op(Op::Linear { bias: biased, products }),
+            },
+            inputs: with(&[normed, second], second_bias),
+            outputs: if gelu { vec![y, activated] } else { vec![y] },
+        },
+    ];
+    let results = [vec![sum], launches[2].outputs.clone()].concat();
+    let apart = cuda.bind(&launches)?;
+    let together = cuda.bind_for_state(&launches)?;
+    let poison = vec![-7.0; rows * columns];
+    // The second time with other numbers, of which what was made of weights knows nothing.
+    for other in [None, Some((gain, columns)), Some((second, outputs * columns))] {
+        if let Some((view, elements)) = other {
+            let numbers: Vec<f32> = (0..elements).map(|i| (i % 13) as f32 / 8.0 - 0.5).collect();
+            cuda.upload(&view, HostData::F32(&numbers))?;
+        }
+        cuda.run(apart)?;
+        let expected = read(cuda, &results)?;
+        for view in [&added, &normed] {
+            cuda.upload(view, HostData::F32(&poison))?;
+        }
+        cuda.run(together)?;
+        let given = read(cuda, &results)?;
+        for (given, expected) in given.iter().zip(&expected) {
+            let size = |numbers: &mut dyn Iterator<Item = f32>| {
+                (numbers.map(|x| x * x).sum::<f32>() / expected.len() as f32).sqrt()
+            };
+            // Rows are rounded elsewhere: an element in 400 of its own, at random.
+            let apart = size(&mut given.iter().zip(expected).map(|(a, b)| a - b))
+                / size(&mut expected.iter().copied());
+            assert!(apart < 4e-3, "{apart} of what numbers are, {around:?}");
+        }
+        let is_inside = read(cuda, &[normed])?[0] == poison;
+        assert!(is_inside, "a norm between products takes no launch of its own, {around:?}");
+        cuda.run(together)?;
+        assert_eq!(read(cuda, &results)?, given, "the same bits, {around:?}");
+    }
+    let views = launches.iter().flat_map(|launch| launch.inputs.iter().chain(&launch.outputs));
+    let buffers: std::collections::BTreeSet<_> = views.map(|view| view.buffer).collect();
+    buffers.into_iter().for_each(|buffer| cuda.free(buffer));
+    Ok(())
+}
+
 #[test]
 fn rows_of_tables_and_their_norm_in_one_launch_are_those_of_their_launches_bit_for_bit() {
     let Some(mut cuda) = cuda() else { return };
@@ -649,27 +762,30 @@ fn rows_of_tables_and_their_norm_in_one_launch_are_those_of_their_launches_bit_f
     }
 }
 
+/// A tensor on the card, stored in this type.
+fn place(cuda: &mut Cuda, tensor: &Tensor, dtype: DType) -> Result<View> {
+    let of = TensorType { dtype, ..tensor.of };
+    let buffer = cuda.allocate(of.shape.elements() * dtype.bytes())?;
+    let view = View { buffer, offset_bytes: 0, of };
+    let data = match &tensor.data {
+        Data::Real(numbers) => HostData::F32(numbers),
+        Data::Index(numbers) => HostData::U32(numbers),
+    };
+    cuda.upload(&view, data)?;
+    Ok(view)
+}
+
+fn read(cuda: &Cuda, views: &[View]) -> Result<Vec<Vec<f32>>> {
+    let one = |view: &View| {
+        let mut out = vec![0.0; view.of.shape.elements()];
+        cuda.download(view, &mut out).map(|()| out)
+    };
+    views.iter().map(one).collect()
+}
+
 /// The sum of two tables' rows and its layer norm, or one table's rows and their RMS norm.
 fn check_embedded_norm(cuda: &mut Cuda, real: DType, [rows, columns]: [usize; 2], adds: bool) -> Result<()> {
     const TABLE_ROWS: usize = 9;
-    let place = |cuda: &mut Cuda, tensor: &Tensor, dtype: DType| -> Result<View> {
-        let of = TensorType { dtype, ..tensor.of };
-        let buffer = cuda.allocate(of.shape.elements() * dtype.bytes())?;
-        let view = View { buffer, offset_bytes: 0, of };
-        let data = match &tensor.data {
-            Data::Real(numbers) => HostData::F32(numbers),
-            Data::Index(numbers) => HostData::U32(numbers),
-        };
-        cuda.upload(&view, data)?;
-        Ok(view)
-    };
-    let read = |cuda: &Cuda, views: &[View]| -> Result<Vec<Vec<f32>>> {
-        let one = |view: &View| {
-            let mut out = vec![0.0; view.of.shape.elements()];
-            cuda.download(view, &mut out).map(|()| out)
-        };
-        views.iter().map(one).collect()
-    };
     let tables = if adds { 2 } else { 1 };
     let mut launches = Vec::new();
     let mut ids_of_tables = Vec::new();

@@ -69,9 +69,9 @@ impl Drop for Side {
     }
 }
 
-/// The launches up to the head, each as those of the two halves.
+/// The launches up to the head, once for each half.
 pub(super) struct Branches {
-    pub launches: Vec<[Launch; 2]>,
+    pub halves: [Vec<Launch>; 2],
     /// Bytes of memory that their values take.
     pub bytes: usize,
 }
@@ -101,13 +101,12 @@ pub(super) fn split(launches: &[Launch], memory: BufferId) -> Option<Branches> {
         first_byte,
         values: BTreeSet::new(),
     });
-    let mut split = Vec::with_capacity(before.len());
-    for (index, (launch, of)) in before.iter().zip(&operands).enumerate() {
-        let [first, second] = halves.each_mut().map(|half| half.launch(launch, of, index < last));
-        split.push([first?, second?]);
-    }
+    let [first, second]: [Option<Vec<Launch>>; 2] = halves.each_mut().map(|half| {
+        let launches = before.iter().zip(&operands).enumerate();
+        launches.map(|(index, (launch, of))| half.launch(launch, of, index < last)).collect()
+    });
     let [Half { values, .. }, _] = halves;
-    finds_all(rest, values).then_some(Branches { launches: split, bytes: 2 * bytes })
+    finds_all(rest, values).then_some(Branches { halves: [first?, second?], bytes: 2 * bytes })
 }
 
 /// Whether launches behind the halves read nothing of `values`, which are not in their places.
@@ -248,18 +247,18 @@ mod tests {
 
     #[test]
     fn halves_have_their_own_rows_and_memory_and_leave_the_last_result_in_its_place() {
-        let Branches { launches, bytes } = split(&step(97, 4096), MEMORY).unwrap();
-        let [first, second] = &launches[0];
+        let Branches { halves: [first_half, second_half], bytes } = split(&step(97, 4096), MEMORY).unwrap();
+        let [first, second] = [&first_half[0], &second_half[0]];
         assert_eq!(first.inputs[1], view(IDS, 0, &[49, 1], DType::U32));
         assert_eq!(second.inputs[1], view(IDS, 49 * 4, &[48, 1], DType::U32));
         assert_eq!(first.outputs[0], view(MEMORY, 0, &[49, 1, 8], DType::BF16));
         assert_eq!(second.outputs[0], view(MEMORY, bytes / 2 + 49 * 16, &[48, 1, 8], DType::BF16));
-        let [first, second] = &launches[1];
-        assert_eq!(first.inputs[0], launches[0][0].outputs[0]);
-        assert_eq!(second.inputs, [launches[0][1].outputs[0], view(WEIGHTS, 0, &[8], DType::BF16)]);
+        assert_eq!(first_half[1].inputs[0], first.outputs[0]);
+        let [first, second] = [&first_half[1], &second_half[1]];
+        assert_eq!(second.inputs, [second_half[0].outputs[0], view(WEIGHTS, 0, &[8], DType::BF16)]);
         assert_eq!(first.outputs[0], view(ARENA, 4096, &[49, 1, 8], DType::BF16));
         assert_eq!(second.outputs[1], view(ARENA, 8192 + 49 * 4, &[48, 1], DType::F32));
-        assert_eq!(launches.len(), 2);
+        assert_eq!([first_half.len(), second_half.len()], [2; 2]);
     }
 
     #[test]

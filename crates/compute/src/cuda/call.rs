@@ -16,7 +16,7 @@ use super::{
     modules::{Modules, Source},
 };
 use crate::{
-    device::{BufferId, View},
+    device::{BufferId, Launch, View, overlap},
     error::Result,
     tensor::DType,
 };
@@ -32,6 +32,8 @@ pub(super) enum Arg {
     Constant(usize),
     /// An address in the sequence's working memory, from its beginning.
     Scratch(usize),
+    /// An address in what launches of the sequence hand to each other beside its values.
+    Kept(usize),
     /// Where a kernel reports an id that is out of range: `unsigned[4]`, see `kernels/prelude.cuh`.
     Fault,
     /// `unsigned`.
@@ -52,6 +54,7 @@ impl Arg {
             Arg::Pointer(address) => Arg::Pointer(address + bytes as u64),
             Arg::Constant(offset) => Arg::Constant(offset + bytes),
             Arg::Scratch(offset) => Arg::Scratch(offset + bytes),
+            Arg::Kept(offset) => Arg::Kept(offset + bytes),
             Arg::Fault | Arg::U32(_) | Arg::U64(_) | Arg::F32(_) => panic!("{self:?} is no address"),
         }
     }
@@ -142,13 +145,17 @@ pub(super) struct Builder<'a> {
     machine: Machine<'a>,
     address: &'a dyn Fn(BufferId) -> u64,
     pending: Vec<Pending>,
+    /// What is made of weights, and the views that it is made of.
+    derived: Vec<Pending>,
+    derived_from: Vec<View>,
     scratch_used: usize,
     scratch_bytes: usize,
+    kept_bytes: usize,
     constants: Vec<u8>,
     /// What the next kernel takes before its arguments.
     maps: Vec<TensorMap>,
     /// What the launch before writes, where there is one.
-    just_written: Option<Vec<BufferId>>,
+    just_written: Option<Vec<View>>,
     /// The matrices that lie in eight bits, and the one that this launch finds widened in working memory.
     frozen: &'a Matrices,
     stand_in: Option<(View, Arg)>,
@@ -182,8 +189,11 @@ impl<'a> Builder<'a> {
             machine,
             address,
             pending: Vec::new(),
+            derived: Vec::new(),
+            derived_from: Vec::new(),
             scratch_used: 0,
             scratch_bytes: 0,
+            kept_bytes: 0,
             constants: Vec::new(),
             maps: Vec::new(),
             just_written: None,
@@ -210,15 +220,20 @@ impl<'a> Builder<'a> {
 
     /// Ends a launch that writes these.
     pub fn end_launch(&mut self, outputs: &[View]) {
-        self.just_written = Some(outputs.iter().map(|view| view.buffer).collect());
+        self.just_written = Some(outputs.to_vec());
         self.ahead = None;
+    }
+
+    /// The next launch comes behind this one, and not behind the one that was added last.
+    pub fn go_on_behind(&mut self, launch: Option<&Launch>) {
+        self.just_written = launch.map(|launch| launch.outputs.clone());
     }
 
     /// Whether a kernel that starts early may read this before it has waited: the launch before, which alone may still run then, does
     /// not write it.
     pub fn is_settled(&self, view: &View) -> bool {
-        !self.is_widened(view)
-            && self.just_written.as_ref().is_some_and(|written| !written.contains(&view.buffer))
+        let meets = |other: &View| overlap(view, view.of.dtype.bytes(), other, other.of.dtype.bytes());
+        !self.is_widened(view) && self.just_written.as_ref().is_some_and(|written| !written.iter().any(meets))
     }
 
     /// How many calls there are so far.
@@ -279,6 +294,22 @@ impl<'a> Builder<'a> {
         self.scratch_used += bytes.next_multiple_of(256);
         self.scratch_bytes = self.scratch_bytes.max(self.scratch_used);
         Arg::Scratch(at)
+    }
+
+    /// Memory in which one launch leaves something for others, aligned to 256 bytes.
+    pub fn keep(&mut self, bytes: usize) -> Arg {
+        let at = self.kept_bytes;
+        self.kept_bytes += bytes.next_multiple_of(256);
+        Arg::Kept(at)
+    }
+
+    /// The calls that `fill` adds are run before the sequence is, the first time and when these were written since.
+    pub fn derive(&mut self, from: &[View], fill: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let first = self.pending.len();
+        fill(self)?;
+        self.derived.extend(self.pending.drain(first..));
+        self.derived_from.extend_from_slice(from);
+        Ok(())
     }
 
     /// Bytes that every run of the sequence finds on the device, aligned to 256.
@@ -372,6 +403,9 @@ impl<'a> Builder<'a> {
     /// Takes back all calls so far.
     pub fn take_back(&mut self) {
         self.pending.clear();
+        self.derived.clear();
+        self.derived_from.clear();
+        self.kept_bytes = 0;
         self.just_written = None;
     }
 
@@ -421,37 +455,58 @@ impl<'a> Builder<'a> {
         self.scratch_bytes
     }
 
+    /// Bytes of working memory, and behind it of what launches hand to each other.
+    pub fn memory_bytes(&self) -> usize {
+        self.scratch_bytes + self.kept_bytes
+    }
+
     /// The constants of all launches, for the caller to upload.
     pub fn constants(&self) -> &[u8] {
         &self.constants
     }
 
-    /// The calls with every address in its place.
-    pub fn finish(self, constants: u64, scratch: u64) -> Result<Vec<Call>> {
+    /// The calls with every address in its place; `memory` has as many bytes as were asked for.
+    pub fn finish(self, constants: u64, memory: u64) -> Result<Calls> {
         let Machine { blas, fault, stream, .. } = self.machine;
+        let kept = memory + self.scratch_bytes as u64;
         let place = |arg: Arg| match arg {
             Arg::Pointer(address) => address,
             Arg::Constant(offset) => constants + offset as u64,
-            Arg::Scratch(offset) => scratch + offset as u64,
+            Arg::Scratch(offset) => memory + offset as u64,
+            Arg::Kept(offset) => kept + offset as u64,
             Arg::Fault => fault,
             Arg::U32(count) => u64::from(count),
             Arg::U64(count) => count,
             Arg::F32(number) => u64::from(number.to_bits()),
         };
-        let mut calls = Vec::with_capacity(self.pending.len());
-        for pending in self.pending {
-            calls.push(match pending {
-                Pending::Kernel { function, grid, maps, arguments, start } => {
-                    let words = arguments.into_iter().map(place).collect();
-                    Call::Kernel { function, grid, arguments: Arguments { maps, words }, start }
-                }
-                Pending::Product(prepared) => Call::Product(blas.plan(prepared, &place, stream)?),
-                Pending::Attention(prepared) => Call::Attention(prepared.placed(&place)?),
-                Pending::Clear { at, bytes } => Call::Clear { at: place(at), bytes },
-            });
-        }
-        Ok(calls)
+        let mut placed = |all: Vec<Pending>| -> Result<Vec<Call>> {
+            let of = |pending| {
+                Ok(match pending {
+                    Pending::Kernel { function, grid, maps, arguments, start } => {
+                        let words = arguments.into_iter().map(place).collect();
+                        Call::Kernel { function, grid, arguments: Arguments { maps, words }, start }
+                    }
+                    Pending::Product(prepared) => Call::Product(blas.plan(prepared, &place, stream)?),
+                    Pending::Attention(prepared) => Call::Attention(prepared.placed(&place)?),
+                    Pending::Clear { at, bytes } => Call::Clear { at: place(at), bytes },
+                })
+            };
+            all.into_iter().map(of).collect()
+        };
+        Ok(Calls {
+            every_run: placed(self.pending)?,
+            derived: placed(self.derived)?,
+            derived_from: self.derived_from,
+        })
     }
+}
+
+/// What a builder has collected.
+pub(super) struct Calls {
+    pub every_run: Vec<Call>,
+    /// What is made of weights, and of which.
+    pub derived: Vec<Call>,
+    pub derived_from: Vec<View>,
 }
 
 impl Machine<'_> {

@@ -208,7 +208,7 @@ impl Cuda {
         let mut builder = self.builder(&address);
         let calls = fill(&mut builder).and_then(|()| builder.finish(0, 0));
         self.buffers = buffers;
-        calls?.iter().try_for_each(|call| self.issue(call))
+        calls?.every_run.iter().try_for_each(|call| self.issue(call))
     }
 }
 

@@ -1,8 +1,9 @@
 //! The products of a model, and its head: what the library computes, with our own kernel where it cannot.
 
 use super::{
+    batch,
     blas::{Epilogue, Factor, Product, WORTH_TIMING},
-    call::{Arg, Builder, CachesAhead, Fill, Grid},
+    call::{Arg, Builder, Fill, Grid},
     gate,
     gelu::{self, Tiles},
     modules::Source,
@@ -117,17 +118,7 @@ pub(super) fn add(
 }
 
 /// The most rows that `few_rows.cu` multiplies: with more, matrix units are faster.
-const MOST_FEW_ROWS: usize = 4;
-/// The most rows that `batch_rows.cu` multiplies, and the numbers of that file.
-const MOST_BATCH_ROWS: usize = 64;
-const BATCH_OUTPUTS: usize = 64;
-const SHEET_DEPTH: usize = 64;
-const SHEET_BYTES: usize = 8192;
-/// Sheets of each factor that a block has room for, the fewest that are worth a part, since parts take longer to add up than to fetch, and
-/// blocks of a cluster.
-const MOST_SHEETS: usize = 12;
-const LEAST_SHEETS: usize = 4;
-const MOST_PARTS: usize = 8;
+pub(super) const MOST_FEW_ROWS: usize = 4;
 
 /// A product whose operands are of one type and lie so that our own kernels can read them: `x, w, bias, y` and the GELU of `y`, with
 /// rows, outputs and terms of a sum.
@@ -173,7 +164,7 @@ fn own_product(builder: &mut Builder<'_>, views: [&[View]; 2], bias: bool, produ
         return few_rows(builder, real, operands, sizes, false).map(|()| true);
     }
     let is_settled = views[0][1..].iter().all(|view| builder.is_settled(view));
-    batch_rows(builder, real, operands, sizes, is_settled)
+    batch::add(builder, Shaped { real, operands, sizes }, is_settled)
 }
 
 /// The product of few rows, of which `few_rows.cu` says how it works; with weights as they are, or in eight bits.
@@ -195,50 +186,6 @@ pub(super) fn few_rows(
     arguments.extend([outputs, depth].map(Arg::from));
     let settings = [("ROWS", rows), ("SPLIT", split), ("INT8", is_int8.into())];
     builder.kernel(Source::FewRows, "few_rows", real, &settings, grid, &arguments)
-}
-
-/// False where the kernel has no room for such a product, or the library is faster: with many outputs there is work for all of the card.
-fn batch_rows(
-    builder: &mut Builder<'_>,
-    real: DType,
-    operands: [Arg; 5],
-    [rows, outputs, depth]: [usize; 3],
-    is_settled: bool,
-) -> Result<bool> {
-    const THREADS: u32 = 128;
-    let (tiles, sheets, at_once) =
-        (outputs.div_ceil(BATCH_OUTPUTS), depth / SHEET_DEPTH, builder.multiprocessors());
-    let fits = depth.is_multiple_of(SHEET_DEPTH) && outputs.is_multiple_of(4);
-    let is_there = builder.has_warpgroup_products() && real != DType::F32 && rows <= MOST_BATCH_ROWS;
-    if !fits || !is_there || tiles > at_once {
-        return Ok(false);
-    }
-    // The parts of K that leave the busiest multiprocessor the least to fetch.
-    let parts = (1..=MOST_PARTS)
-        .filter(|&parts| sheets.is_multiple_of(parts) && sheets / parts <= MOST_SHEETS)
-        .filter(|&parts| parts == 1 || sheets / parts >= LEAST_SHEETS)
-        .min_by_key(|&parts| ((tiles * parts).div_ceil(at_once) * (sheets / parts), parts));
-    let Some(parts) = parts else { return Ok(false) };
-    let sums = MOST_BATCH_ROWS * BATCH_OUTPUTS * size_of::<f32>();
-    let shared_bytes =
-        u32::try_from(2 * sheets / parts * SHEET_BYTES + sums).expect("a block's shared memory");
-    let grid = Grid { shared_bytes, ..Grid::new(tiles * parts, THREADS) };
-    let mut arguments = operands.to_vec();
-    arguments.extend([rows, outputs, depth, usize::from(is_settled)].map(Arg::from));
-    match builder.ahead() {
-        Some(CachesAhead { caches: [k, v], places, rows, keys, columns, first, count }) => {
-            arguments.extend([k, v, places]);
-            arguments.extend([rows, keys, columns, first, count].map(Arg::from));
-        }
-        None => {
-            arguments.extend([Arg::Pointer(0); 3]);
-            arguments.extend([0; 5].map(Arg::from));
-        }
-    }
-    let settings = [("PARTS", parts), ("SHEETS", sheets / parts)];
-    builder.kernel(Source::BatchRows, "batch_rows", real, &settings, grid, &arguments)?;
-    builder.start_early(parts);
-    Ok(true)
 }
 
 /// A product and the GELU of it, by the library in one, by our own kernels, or one after the other: which is faster depends on the

@@ -6,6 +6,7 @@
 
 mod aside;
 mod attention;
+mod batch;
 mod blas;
 mod branches;
 mod call;
@@ -39,6 +40,7 @@ pub use probe::{CardReport, LibraryReport, compile_all, probe};
 
 use std::{
     cell::RefCell,
+    collections::BTreeSet,
     ffi::c_int,
     ops::Range,
     path::PathBuf,
@@ -49,7 +51,7 @@ use std::{
 use aside::write_aside;
 use blas::Blas;
 use branches::{Side, Track};
-use call::{Builder, Call, Machine};
+use call::{Builder, Call, Calls, Machine};
 use choices::{Kept, choices_name, merged};
 use cudnn::Cudnn;
 use driver::{Attribute, Driver};
@@ -59,7 +61,7 @@ use numbers::{check_length, decode, encode};
 use nvrtc::Nvrtc;
 use pages::Pages;
 use probe::{architecture, capability};
-use sequence::{Filled, InFlight, REPEATS, Sequence, fill};
+use sequence::{Derived, Filled, InFlight, REPEATS, Sequence, fill};
 use staging::{READ_PIECES, Staging};
 
 use crate::{
@@ -130,6 +132,8 @@ pub struct Cuda {
     staging: RefCell<Staging>,
     side: Side,
     buffers: Vec<Option<Buffer>>,
+    /// How many writes to them there were.
+    writes: u64,
     frozen: int8::Matrices,
     fault: u64,
     events: Vec<usize>,
@@ -167,6 +171,8 @@ struct Buffer {
     bytes: usize,
     /// Where memory comes when it is needed.
     pages: Option<Pages>,
+    /// The number of the last write to it.
+    written: u64,
 }
 
 impl Buffer {
@@ -244,6 +250,7 @@ impl Cuda {
             staging,
             side,
             buffers: Vec::new(),
+            writes: 0,
             frozen: int8::Matrices::default(),
             fault,
             events: Vec::new(),
@@ -413,37 +420,63 @@ impl Cuda {
         };
         let mut builder = self.builder(&address);
         let outcome = fill(&mut builder, launches, for_state, branches.as_ref());
-        let (scratch_bytes, constants) = (builder.scratch_bytes(), builder.constants().to_vec());
+        let (memory_bytes, constants) = (builder.memory_bytes(), builder.constants().to_vec());
         let finished = outcome.and_then(|filled| {
-            let (scratch, constant_memory) = (take(scratch_bytes)?, take(constants.len())?);
-            let calls = builder.finish(at(constant_memory), at(scratch))?;
-            Ok((calls, filled, scratch, constant_memory))
+            let (memory, constant_memory) = (take(memory_bytes)?, take(constants.len())?);
+            let calls = builder.finish(at(constant_memory), at(memory))?;
+            Ok((calls, filled, memory, constant_memory))
         });
         self.buffers = buffers;
-        let (calls, Filled { ends, tracks }, scratch, constant_memory) =
+        let (calls, Filled { ends, tracks }, memory, constant_memory) =
             finished.inspect_err(|_| self.driver.free(at(branch_memory)))?;
         if let Some((address, bytes)) = constant_memory {
             self.staging.borrow_mut().upload(address, bytes, 1, |at, piece| {
                 piece.copy_from_slice(&constants[at..at + piece.len()]);
             })?;
         }
-        let mut named: Vec<BufferId> =
-            launches.iter().flat_map(|l| l.inputs.iter().chain(&l.outputs)).map(|view| view.buffer).collect();
-        named.sort_unstable();
-        named.dedup();
+        let outputs = || launches.iter().flat_map(|launch| &launch.outputs);
+        let Calls { every_run, derived, derived_from } = calls;
         Ok(Sequence {
-            calls,
+            calls: every_run,
             tracks,
             ends,
-            buffers: named,
+            buffers: named(launches.iter().flat_map(|launch| &launch.inputs).chain(outputs())),
+            written: named(outputs()),
+            derived: Derived { calls: derived, from: named(&derived_from), at: None },
             graph: 0,
             many: 0,
-            scratch,
+            memory,
             constants: constant_memory,
             branches: branch_memory,
             patience: Patience::default(),
             driver: Arc::clone(&self.driver),
         })
+    }
+
+    /// Gets a sequence ready to run once more: what it finds made of weights is made anew where they were written since.
+    fn prepare(&mut self, sequence: SequenceId) -> Result<()> {
+        let newest = |buffers: &[BufferId]| {
+            let written = |id: &BufferId| self.buffers[id.0].as_ref().map_or(0, |buffer| buffer.written);
+            buffers.iter().map(written).max().unwrap_or(0)
+        };
+        let Derived { calls, from, at } = &self.sequence(sequence)?.derived;
+        let is_stale = at.is_none_or(|at| newest(from) > at);
+        self.staging.borrow_mut().deliver()?;
+        if is_stale {
+            calls.iter().try_for_each(|call| self.issue(call))?;
+        }
+        let writes = self.writes;
+        self.writes += 1;
+        let Some(Some(bound)) = self.sequences.get_mut(sequence.0) else { return Err(unbound()) };
+        if is_stale {
+            bound.derived.at = Some(writes);
+        }
+        for id in &bound.written {
+            if let Some(buffer) = &mut self.buffers[id.0] {
+                buffer.written = self.writes;
+            }
+        }
+        Ok(())
     }
 
     /// A graph of so many runs of a sequence.
@@ -469,6 +502,12 @@ impl Cuda {
         }
         Ok(())
     }
+}
+
+/// Every buffer of some views once.
+fn named<'a>(views: impl IntoIterator<Item = &'a View>) -> Vec<BufferId> {
+    let all: BTreeSet<BufferId> = views.into_iter().map(|view| view.buffer).collect();
+    all.into_iter().collect()
 }
 
 fn unbound() -> Error {
@@ -504,7 +543,7 @@ impl Device for Cuda {
         self.driver.make_current(self.context)?;
         let address = self.driver.allocate(bytes)?;
         self.driver.clear(address, bytes, self.stream)?;
-        self.buffers.push(Some(Buffer { address, bytes, pages: None }));
+        self.buffers.push(Some(Buffer { address, bytes, pages: None, written: 0 }));
         Ok(BufferId(self.buffers.len() - 1))
     }
 
@@ -512,7 +551,7 @@ impl Device for Cuda {
         let Some(device) = self.paged else { return self.allocate(bytes) };
         self.driver.make_current(self.context)?;
         let pages = Pages::reserve(&self.driver, device, bytes)?;
-        self.buffers.push(Some(Buffer { address: pages.address(), bytes, pages: Some(pages) }));
+        self.buffers.push(Some(Buffer { address: pages.address(), bytes, pages: Some(pages), written: 0 }));
         Ok(BufferId(self.buffers.len() - 1))
     }
 
@@ -553,6 +592,10 @@ impl Device for Cuda {
         if elements != data.len() {
             let detail = format!("{} elements for a view of {elements}", data.len());
             return Err(Error::Binding { kernel: "upload", detail });
+        }
+        self.writes += 1;
+        if let Some(Some(buffer)) = self.buffers.get_mut(to.buffer.0) {
+            buffer.written = self.writes;
         }
         let unit = dtype.bytes();
         self.staging.get_mut().upload(address, elements * unit, unit, |at, piece| {
@@ -656,6 +699,7 @@ impl Device for Cuda {
                 bound.many = many;
             }
         }
+        self.prepare(sequence)?;
         let bound = self.sequences.get_mut(sequence.0).and_then(Option::as_mut).ok_or_else(unbound)?;
         let staging = self.staging.get_mut();
         let mut left = times;
@@ -675,7 +719,7 @@ impl Device for Cuda {
         self.driver.make_current(self.context)?;
         let launches = self.sequence(sequence)?.ends.len();
         check_times(launches, times.len())?;
-        self.staging.get_mut().deliver()?;
+        self.prepare(sequence)?;
         while self.events.len() <= launches {
             self.events.push(self.driver.create_event(true)?);
         }

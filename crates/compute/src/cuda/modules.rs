@@ -47,7 +47,8 @@ pub(super) enum Source {
     Transfer,
 }
 
-const HEADERS: [(&str, &str); 15] = [
+const HEADERS: [(&str, &str); 16] = [
+    ("between_products.cuh", include_str!("kernels/between_products.cuh")),
     ("byte_tile.cuh", include_str!("kernels/byte_tile.cuh")),
     ("decode.cuh", include_str!("kernels/decode.cuh")),
     ("eight_bits.cuh", include_str!("kernels/eight_bits.cuh")),
@@ -111,7 +112,12 @@ impl Source {
             Source::AttentionF32 => {
                 [with(&[0], "HEAD", &[64, 128, 256]), with(&[1, 2], "HEAD", &[256])].concat()
             }
-            Source::BatchRows => with(&[1, 2], "PARTS", &[1, 3]),
+            Source::BatchRows => {
+                let norms = ["BEFORE_NORM", "OF_NORM"].iter().flat_map(|norm| {
+                    [0, 1].map(|centred| vec![("REAL", 1), ("PARTS", 3), (*norm, 1), ("CENTRED", centred)])
+                });
+                with(&[1, 2], "PARTS", &[1, 3]).into_iter().chain(norms).collect()
+            }
             Source::AttentionDecode => with(&[0, 1, 2], "HEAD", &[64, 128, 256]),
             Source::DecodeStep => {
                 let single = with(&[0], "HEAD", &[64, 128]);

@@ -197,7 +197,7 @@ impl Launch<'_> {
 fn is_aligned(at: Arg, bytes: usize) -> bool {
     match at {
         Arg::Pointer(address) => address.is_multiple_of(bytes as u64),
-        Arg::Scratch(offset) | Arg::Constant(offset) => offset.is_multiple_of(bytes),
+        Arg::Scratch(offset) | Arg::Constant(offset) | Arg::Kept(offset) => offset.is_multiple_of(bytes),
         Arg::Fault | Arg::U32(_) | Arg::U64(_) | Arg::F32(_) => false,
     }
 }

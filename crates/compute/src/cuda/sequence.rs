@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    DEVICE, attention,
+    DEVICE, attention, batch,
     branches::{Branches, Track},
     call::{Builder, Call},
     cudnn,
@@ -28,10 +28,13 @@ pub(super) struct Sequence {
     /// For every launch, the end of its calls.
     pub ends: Vec<usize>,
     pub buffers: Vec<BufferId>,
+    pub written: Vec<BufferId>,
+    pub derived: Derived,
     pub graph: usize,
     /// The same of [`REPEATS`] runs, or 0 until they are first wanted.
     pub many: usize,
-    pub scratch: Option<(u64, usize)>,
+    /// What launches work in, and hand to each other beside values.
+    pub memory: Option<(u64, usize)>,
     pub constants: Option<(u64, usize)>,
     /// What halves of rows keep apart.
     pub branches: Option<(u64, usize)>,
@@ -40,12 +43,20 @@ pub(super) struct Sequence {
     pub driver: Arc<Driver>,
 }
 
+/// Calls that make of weights what every run finds made.
+pub(super) struct Derived {
+    pub calls: Vec<Call>,
+    pub from: Vec<BufferId>,
+    /// How many writes there had been when they last ran.
+    pub at: Option<u64>,
+}
+
 impl Drop for Sequence {
     fn drop(&mut self) {
         for graph in [self.graph, self.many].into_iter().filter(|&graph| graph != 0) {
             self.driver.destroy_graph(graph);
         }
-        for (address, _) in [self.scratch, self.constants, self.branches].into_iter().flatten() {
+        for (address, _) in [self.memory, self.constants, self.branches].into_iter().flatten() {
             self.driver.free(address);
         }
     }
@@ -73,9 +84,13 @@ pub(super) fn fill(
         filled = fill_halves(builder, branches)?;
     }
     let first = builder.len();
+    let mut between = None;
     while let Some(launch) = launches.get(filled.ends.len()) {
         let behind = filled.ends.len();
-        let stood_for = if for_state { rows::add_embedded(builder, &launches[behind..])? } else { 0 };
+        let mut stood_for = if for_state { rows::add_embedded(builder, &launches[behind..])? } else { 0 };
+        if for_state && stood_for == 0 {
+            stood_for = batch::add_around_norm(builder, launches, behind, &mut between)?;
+        }
         if stood_for == 0 {
             builder.look_ahead(attention::ahead(builder, &launches[behind + 1..]));
             fill_one(builder, launch)?;
@@ -94,12 +109,14 @@ pub(super) fn fill(
 /// do, runs by turns.
 fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled> {
     let mut filled = Filled::default();
-    for halves in &branches.launches {
-        for (half, launch) in halves.iter().enumerate() {
+    for index in 0..branches.halves[0].len() {
+        for (half, launches) in branches.halves.iter().enumerate() {
             let first = builder.len();
-            fill_one(builder, launch)?;
-            // A kernel that starts early waits for the one before on its own stream alone, and here there is none.
-            if half == 1 && filled.ends.is_empty() {
+            // What a kernel that starts early waits for is the one before of its own half.
+            builder.go_on_behind(index.checked_sub(1).map(|before| &launches[before]));
+            fill_one(builder, &launches[index])?;
+            // It waits on its own stream alone, and here there is none before.
+            if half == 1 && index == 0 {
                 builder.start_in_turn(first);
             }
             filled.tracks.resize(builder.len(), Track::Half(half));

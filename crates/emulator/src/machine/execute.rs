@@ -380,7 +380,8 @@ impl Warp {
             Code::Elsewhere([d, a, block]) => {
                 let (a, block) = (self.word(program, *a), self.word(program, *block));
                 // Lanes that are not active have any number.
-                let moved = std::array::from_fn(|lane| a[lane] & 0xff_ffff | block[lane].wrapping_add(1) << 24);
+                let moved =
+                    std::array::from_fn(|lane| a[lane] & 0xff_ffff | block[lane].wrapping_add(1) << 24);
                 self.put_word(*d, &moved, active);
             }
             Code::SharedAsGlobal([d, a]) => {

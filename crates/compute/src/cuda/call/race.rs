@@ -118,10 +118,10 @@ impl Builder<'_> {
             return Ok(None);
         }
         let constants = trial.constants().to_vec();
-        let memory = Lent::new(driver, [trial.scratch_bytes(), constants.len()])?;
+        let memory = Lent::new(driver, [trial.memory_bytes(), constants.len()])?;
         let [scratch_at, constants_at] = memory.addresses;
         driver.copy_in_and_wait(constants_at, &constants, stream)?;
-        Ok(Some(Trial { calls: trial.finish(constants_at, scratch_at)?, _memory: memory }))
+        Ok(Some(Trial { calls: trial.finish(constants_at, scratch_at)?.every_run, _memory: memory }))
     }
 }
 

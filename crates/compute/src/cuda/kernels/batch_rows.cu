@@ -2,9 +2,12 @@
 // takes time.
 //
 // A cluster of PARTS blocks owns 64 outputs. Each of its blocks multiplies all rows along a part of K and leaves the sums in its shared
-// memory; then it reads all parts of its own rows there and adds them up, in their order. So the order of a sum depends on K and the
-// number of outputs alone. Weights are on their way before the kernel before has ended. When its rows have come, and nothing is waited
-// for that comes from memory, a block may ask the second cache for keys and values that the next attention will read.
+// memory; then it reads all parts of its own rows there and adds them up, in their order. So the order of a sum depends on K, the number of
+// outputs and the launches beside it, and not on rows. Weights are on their way before the kernel before has ended. When its rows have
+// come, and nothing is waited for that comes from memory, a block may ask the second cache for keys and values that the next attention
+// will read.
+//
+// A product may do a part of the norm of its rows, or of the norm of what it is added to; see between_products.cuh.
 #include "prelude.cuh"
 #include "gelu.cuh"
 #include "matrix.cuh"
@@ -21,6 +24,13 @@
 #ifndef SHEETS
 #define SHEETS 4
 #endif
+// Whether there is a norm before this product, or behind it, of which it does a part.
+#ifndef OF_NORM
+#define OF_NORM 0
+#endif
+#ifndef BEFORE_NORM
+#define BEFORE_NORM 0
+#endif
 
 constexpr u32 THREADS = 128;
 // Outputs of a block, of which a sheet has 64 elements each, and so many rows.
@@ -31,6 +41,10 @@ constexpr u32 FIRST_SHEETS = (SHEETS + 1) / 2;
 constexpr u32 EACH = 4, ROW_THREADS = OUTPUTS / EACH;
 // Rows whose parts a block adds up at a time, and how many times, of the most rows that there are.
 constexpr u32 AT_ONCE = THREADS / ROW_THREADS, ROUNDS = ((64 + PARTS - 1) / PARTS + AT_ONCE - 1) / AT_ONCE;
+// Threads that share what pieces of a row spread, where they have rows of a norm.
+constexpr u32 SHARERS = PARTS == 1 ? 2 : 4;
+
+#include "between_products.cuh"
 
 // Sheets FIRST..END of a matrix of `rows` rows into shared memory; rows that there are not are zeroes.
 template <u32 FIRST, u32 END> __device__ __forceinline__ void copy_sheets(u32 to, const real* from, u32 rows, u32 depth) {
@@ -126,35 +140,71 @@ struct Asked {
     }
 };
 
+__device__ __forceinline__ void widen_four(uint2 from, float (&to)[EACH]) {
+    widen_pair(from.x, to, real());
+    widen_pair(from.y, to + 2, real());
+}
+__device__ __forceinline__ uint2 narrow_four(float a, float b, float c, float d) {
+    return make_uint2(narrow_pair(a, b, real()), narrow_pair(c, d, real()));
+}
+
 // `activated` gets the GELU of the result, unless it is null. Where weights are settled they are read before the kernel before has ended.
-// `outputs` is a multiple of EACH, `depth` as long as all parts.
+// `outputs` is a multiple of EACH, `depth` as long as all parts. With a norm behind it the result is only added to `kept`, which gives
+// `sums`, `gained` and `pieces_behind`; with one before, `pieces` and `through` are those of it.
 extern "C" __global__ void __launch_bounds__(THREADS)
 batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* __restrict__ bias, real* __restrict__ y,
            real* __restrict__ activated, u32 rows, u32 outputs, u32 depth, u32 is_settled,
            const real* ahead_k, const real* ahead_v, const u32* places, u32 ahead_rows, u32 ahead_keys, u32 ahead_columns,
-           u32 ahead_first, u32 ahead_count) {
+           u32 ahead_first, u32 ahead_count, const real* kept, const real* gain, real* kept_sums, real* gained, Spread* pieces_behind,
+           const Spread* pieces, const float4* through, float eps) {
     extern __shared__ __align__(1024) char memory[];
     const u32 part = blockIdx.x % PARTS, first_output = blockIdx.x / PARTS * OUTPUTS;
     const u32 x_sheets = shared_address(memory), w_sheets = x_sheets + SHEETS * SHEET_BYTES, parts = w_sheets + SHEETS * SHEET_BYTES;
     x += part * SHEETS * DEPTH;
     w += (u64)first_output * depth + part * SHEETS * DEPTH;
+    float2* const spreads = reinterpret_cast<float2*>(memory + 2 * SHEETS * SHEET_BYTES + 64 * OUTPUTS * sizeof(float));
+    // The rows that this block adds up, and the outputs of them that this thread does.
+    const u32 per_block = (rows + PARTS - 1) / PARTS, first_row = part * per_block;
     const u32 output = first_output + threadIdx.x % ROW_THREADS * EACH;
+    auto is_there = [&](u32 own) { return own < per_block && first_row + own < rows && output < outputs; };
 
     if (!is_settled) wait_for_kernel_before();
     copy_sheets<0, SHEETS>(w_sheets, w, outputs - first_output, depth);
     uint2 shift = make_uint2(0, 0);
     if (bias && output < outputs) shift = *reinterpret_cast<const uint2*>(bias + output);
+    uint2 gains = make_uint2(0, 0), kept_of[ROUNDS];
+    float4 through_of[2] = {};
+    if (BEFORE_NORM) {
+        if (output < outputs) gains = *reinterpret_cast<const uint2*>(gain + output);
+#pragma unroll
+        for (u32 round = 0; round < ROUNDS; round++) {
+            const u32 own = round * AT_ONCE + threadIdx.x / ROW_THREADS;
+            kept_of[round] = make_uint2(0, 0);
+            if (is_there(own)) kept_of[round] = *reinterpret_cast<const uint2*>(kept + (u64)(first_row + own) * outputs + output);
+        }
+    }
+    if (OF_NORM && CENTRED && output < outputs) {
+        through_of[0] = through[output / 2];
+        through_of[1] = through[output / 2 + 1];
+    }
     const Asked asked({ahead_k, ahead_v, places, ahead_rows, ahead_keys, ahead_columns, ahead_first, ahead_count}, rows);
     if (is_settled) wait_for_kernel_before();
     let_next_begin();
     copy_sheets<0, FIRST_SHEETS>(x_sheets, x, rows, depth);
     copy_sheets<FIRST_SHEETS, SHEETS>(x_sheets, x, rows, depth);
+    Pieces<PARTS * SHEETS, SHARERS> its_pieces;
+    const u32 shared_row = threadIdx.x / SHARERS;
+    if (OF_NORM) its_pieces.load(pieces, first_row + shared_row, shared_row < per_block && first_row + shared_row < rows);
     float sums[OUTPUTS / 2];
     wait_for_copies<1>();
     multiply_sheets<0, FIRST_SHEETS>(sums, x_sheets, w_sheets);
     wait_for_copies<0>();
     asked.ask();
     multiply_sheets<FIRST_SHEETS, SHEETS>(sums, x_sheets, w_sheets);
+    if (OF_NORM) {
+        const float2 spread = its_pieces.merge(eps);
+        if (threadIdx.x % SHARERS == 0) spreads[shared_row] = spread;
+    }
     products_wait<0>();
     pin(sums);
 
@@ -172,7 +222,6 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     wait_for_cluster();
 
     // All that a thread adds up is on its way at once.
-    const u32 per_block = (rows + PARTS - 1) / PARTS, first_row = part * per_block;
     uint4 its[ROUNDS][PARTS];
 #pragma unroll
     for (u32 round = 0; round < ROUNDS; round++) {
@@ -197,23 +246,50 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     }
     arrive_at_cluster();
     float shifts[EACH];
-    widen_pair(shift.x, shifts, real());
-    widen_pair(shift.y, shifts + 2, real());
+    widen_four(shift, shifts);
 #pragma unroll
     for (u32 round = 0; round < ROUNDS; round++) {
         const u32 own = round * AT_ONCE + threadIdx.x / ROW_THREADS;
-        if (own >= per_block || first_row + own >= rows || output >= outputs) continue;
-        const float(&sum)[EACH] = totals[round];
-        const uint2 stored = make_uint2(narrow_pair(sum[0] + shifts[0], sum[1] + shifts[1], real()),
-                                        narrow_pair(sum[2] + shifts[2], sum[3] + shifts[3], real()));
         const u64 at = (u64)(first_row + own) * outputs + output;
+        float(&sum)[EACH] = totals[round];
+        if (OF_NORM) {
+            const float2 spread = spreads[own < per_block ? own : 0];
+            if (CENTRED) {
+                const float of_gains[EACH] = {through_of[0].x, through_of[0].z, through_of[1].x, through_of[1].z};
+                const float of_shifts[EACH] = {through_of[0].y, through_of[0].w, through_of[1].y, through_of[1].w};
+#pragma unroll
+                for (u32 e = 0; e < EACH; e++) sum[e] = spread.y * (sum[e] - spread.x * of_gains[e]) + of_shifts[e];
+            } else {
+#pragma unroll
+                for (u32 e = 0; e < EACH; e++) sum[e] = spread.y * sum[e] + shifts[e];
+            }
+        } else {
+#pragma unroll
+            for (u32 e = 0; e < EACH; e++) sum[e] += shifts[e];
+        }
+        const uint2 stored = narrow_four(sum[0], sum[1], sum[2], sum[3]);
+        if (BEFORE_NORM) {
+            float added[EACH], total[EACH], scales[EACH];
+            widen_four(stored, added);
+            widen_four(kept_of[round], total);
+            widen_four(gains, scales);
+            const uint2 rounded = narrow_four(total[0] + added[0], total[1] + added[1], total[2] + added[2], total[3] + added[3]);
+            widen_four(rounded, total);
+            const Spread piece = spread_of<ROW_THREADS>(total);
+            if (!is_there(own)) continue;
+            *reinterpret_cast<uint2*>(kept_sums + at) = rounded;
+            *reinterpret_cast<uint2*>(gained + at) =
+                narrow_four(total[0] * scales[0], total[1] * scales[1], total[2] * scales[2], total[3] * scales[3]);
+            if (threadIdx.x % ROW_THREADS == 0) pieces_behind[at / OUTPUTS] = piece;
+            continue;
+        }
+        if (!is_there(own)) continue;
         *reinterpret_cast<uint2*>(y + at) = stored;
         if (activated) {
             float before[EACH];
-            widen_pair(stored.x, before, real());
-            widen_pair(stored.y, before + 2, real());
-            *reinterpret_cast<uint2*>(activated + at) = make_uint2(narrow_pair(gelu_of(before[0]), gelu_of(before[1]), real()),
-                                                                   narrow_pair(gelu_of(before[2]), gelu_of(before[3]), real()));
+            widen_four(stored, before);
+            *reinterpret_cast<uint2*>(activated + at) =
+                narrow_four(gelu_of(before[0]), gelu_of(before[1]), gelu_of(before[2]), gelu_of(before[3]));
         }
     }
     // A block's memory stays until all have read it. Lanes that had fewer rows meet the others first, as the barrier wants them.

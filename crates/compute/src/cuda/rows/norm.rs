@@ -2,6 +2,7 @@
 
 use super::{
     super::{
+        batch::is_read,
         call::{Arg, Builder, Grid},
         modules::Source,
     },
@@ -222,19 +223,6 @@ pub(in super::super) fn add_embedded(
     forward(builder, name, real, [rows, columns], &accesses, &arguments)?;
     builder.end_launch(&results);
     Ok(tables.len() + 1)
-}
-
-/// Whether some launches read a value before others take its place.
-fn is_read(value: &View, launches: &[device::Launch]) -> bool {
-    let bytes =
-        |view: &View| view.offset_bytes..view.offset_bytes + view.of.shape.elements() * view.of.dtype.bytes();
-    let own = bytes(value);
-    let meets = |view: &View| {
-        let other = bytes(view);
-        view.buffer == value.buffer && other.start < own.end && own.start < other.end
-    };
-    let first = launches.iter().find(|launch| launch.inputs.iter().chain(&launch.outputs).any(meets));
-    first.is_some_and(|launch| launch.inputs.iter().any(meets))
 }
 
 fn forward(
