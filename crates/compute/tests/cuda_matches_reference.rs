@@ -675,7 +675,8 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
     let x = number(&[rows, 1, terms], 0.0, 1.0)?;
     let [first, second] = [number(&[columns, terms], 0.0, 0.1)?, number(&[outputs, columns], 0.0, 0.1)?];
     let [first_bias, second_bias] = [number(&[columns], 0.0, 1.0)?, number(&[outputs], 0.0, 1.0)?];
-    let kept = number(&[rows, 1, columns], 0.7, 2.0)?;
+    let [kept, rows_of] = [number(&[rows, 1, columns], 0.0, 1.0)?, number(&[rows, columns], 0.7, 2.0)?];
+    let others = number(&[outputs, columns], 0.0, 0.2)?;
     let [gain, shift] = [number(&[columns], 1.0, 0.5)?, number(&[columns], 0.0, 0.5)?];
     let [added, sum, normed] = [0; 3].map(|_| number(&[rows, 1, columns], 0.0, 1.0));
     let (added, sum, normed) = (added?, sum?, normed?);
@@ -689,7 +690,10 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
     } else {
         (Kernel::AddRmsNorm { eps: 1e-5 }, vec![gain], vec![rstd])
     };
+    // The rows that are kept are still being written when the first product may begin.
+    let ids = place(cuda, &indices(&[rows, 1], (0..rows as u32).rev().collect()), DType::U32)?;
     let launches = [
+        Launch { kernel: Kernel::Op(Op::Embed), inputs: vec![rows_of, ids], outputs: vec![kept] },
         Launch {
             kernel: Kernel::Op(Op::Linear { bias: biased, products }),
             inputs: with(&[x, first], first_bias),
@@ -709,15 +713,22 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
             outputs: if gelu { vec![y, activated] } else { vec![y] },
         },
     ];
-    let results = [vec![sum], launches[2].outputs.clone()].concat();
+    let results = [vec![sum], launches[3].outputs.clone()].concat();
     let apart = cuda.bind(&launches)?;
     let together = cuda.bind_for_state(&launches)?;
     let poison = vec![-7.0; rows * columns];
-    // The second time with other numbers, of which what was made of weights knows nothing.
-    for other in [None, Some((gain, columns)), Some((second, outputs * columns))] {
-        if let Some((view, elements)) = other {
-            let numbers: Vec<f32> = (0..elements).map(|i| (i % 13) as f32 / 8.0 - 0.5).collect();
-            cuda.upload(&view, HostData::F32(&numbers))?;
+    let all = place(cuda, &indices(&[outputs], (0..outputs as u32).collect()), DType::U32)?;
+    let copies = cuda.bind(&[Launch {
+        kernel: Kernel::Op(Op::Embed),
+        inputs: vec![others, all],
+        outputs: vec![second],
+    }])?;
+    // Then with other gains and other weights, which a host writes or a run: what was made of those before is not used.
+    for change in 0..3 {
+        match change {
+            1 => cuda.upload(&gain, HostData::F32(&vec![0.5; columns]))?,
+            2 => cuda.run(copies)?,
+            _ => {}
         }
         cuda.run(apart)?;
         let expected = read(cuda, &results)?;
@@ -741,7 +752,8 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
         assert_eq!(read(cuda, &results)?, given, "the same bits, {around:?}");
     }
     let views = launches.iter().flat_map(|launch| launch.inputs.iter().chain(&launch.outputs));
-    let buffers: std::collections::BTreeSet<_> = views.map(|view| view.buffer).collect();
+    let buffers: std::collections::BTreeSet<_> =
+        views.chain([&others, &all]).map(|view| view.buffer).collect();
     buffers.into_iter().for_each(|buffer| cuda.free(buffer));
     Ok(())
 }

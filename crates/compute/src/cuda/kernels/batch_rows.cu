@@ -150,7 +150,7 @@ __device__ __forceinline__ uint2 narrow_four(float a, float b, float c, float d)
 
 // `activated` gets the GELU of the result, unless it is null. Where weights are settled they are read before the kernel before has ended.
 // `outputs` is a multiple of EACH, `depth` as long as all parts. With a norm behind it the result is only added to `kept`, which gives
-// `sums`, `gained` and `pieces_behind`; with one before, `pieces` and `through` are those of it.
+// `kept_sums`, `gained` and `pieces_behind`; with one before, `pieces` and `through` are those of it.
 extern "C" __global__ void __launch_bounds__(THREADS)
 batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* __restrict__ bias, real* __restrict__ y,
            real* __restrict__ activated, u32 rows, u32 outputs, u32 depth, u32 is_settled,
