@@ -140,12 +140,29 @@ struct Asked {
     }
 };
 
+// Four halves beside each other.
 __device__ __forceinline__ void widen_four(uint2 from, float (&to)[EACH]) {
     widen_pair(from.x, to, real());
     widen_pair(from.y, to + 2, real());
 }
-__device__ __forceinline__ uint2 narrow_four(float a, float b, float c, float d) {
-    return make_uint2(narrow_pair(a, b, real()), narrow_pair(c, d, real()));
+__device__ __forceinline__ uint2 narrow_four(const float (&x)[EACH]) {
+    return make_uint2(narrow_pair(x[0], x[1], real()), narrow_pair(x[2], x[3], real()));
+}
+__device__ __forceinline__ uint2 add_four(uint2 a, uint2 b) {
+    float x[EACH], y[EACH];
+    widen_four(a, x);
+    widen_four(b, y);
+#pragma unroll
+    for (u32 e = 0; e < EACH; e++) x[e] += y[e];
+    return narrow_four(x);
+}
+__device__ __forceinline__ uint2 multiply_four(uint2 a, uint2 b) {
+    float x[EACH], y[EACH];
+    widen_four(a, x);
+    widen_four(b, y);
+#pragma unroll
+    for (u32 e = 0; e < EACH; e++) x[e] *= y[e];
+    return narrow_four(x);
 }
 
 // `activated` gets the GELU of the result, unless it is null. Where weights are settled they are read before the kernel before has ended.
@@ -253,43 +270,31 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
         const u64 at = (u64)(first_row + own) * outputs + output;
         float(&sum)[EACH] = totals[round];
         if (OF_NORM) {
-            const float2 spread = spreads[own < per_block ? own : 0];
-            if (CENTRED) {
-                const float of_gains[EACH] = {through_of[0].x, through_of[0].z, through_of[1].x, through_of[1].z};
-                const float of_shifts[EACH] = {through_of[0].y, through_of[0].w, through_of[1].y, through_of[1].w};
-#pragma unroll
-                for (u32 e = 0; e < EACH; e++) sum[e] = spread.y * (sum[e] - spread.x * of_gains[e]) + of_shifts[e];
-            } else {
-#pragma unroll
-                for (u32 e = 0; e < EACH; e++) sum[e] = spread.y * sum[e] + shifts[e];
-            }
+            correct(sum, spreads[own < per_block ? own : 0], Through(through_of[0], through_of[1]), shifts);
         } else {
 #pragma unroll
             for (u32 e = 0; e < EACH; e++) sum[e] += shifts[e];
         }
-        const uint2 stored = narrow_four(sum[0], sum[1], sum[2], sum[3]);
+        const uint2 stored = narrow_four(sum);
         if (BEFORE_NORM) {
-            float added[EACH], total[EACH], scales[EACH];
-            widen_four(stored, added);
-            widen_four(kept_of[round], total);
-            widen_four(gains, scales);
-            const uint2 rounded = narrow_four(total[0] + added[0], total[1] + added[1], total[2] + added[2], total[3] + added[3]);
-            widen_four(rounded, total);
-            const Spread piece = spread_of<ROW_THREADS>(total);
+            const uint2 total = add_four(kept_of[round], stored);
+            float numbers[EACH];
+            widen_four(total, numbers);
+            const Spread piece = spread_of<ROW_THREADS>(numbers);
             if (!is_there(own)) continue;
-            *reinterpret_cast<uint2*>(kept_sums + at) = rounded;
-            *reinterpret_cast<uint2*>(gained + at) =
-                narrow_four(total[0] * scales[0], total[1] * scales[1], total[2] * scales[2], total[3] * scales[3]);
+            *reinterpret_cast<uint2*>(kept_sums + at) = total;
+            *reinterpret_cast<uint2*>(gained + at) = multiply_four(total, gains);
             if (threadIdx.x % ROW_THREADS == 0) pieces_behind[at / OUTPUTS] = piece;
             continue;
         }
         if (!is_there(own)) continue;
         *reinterpret_cast<uint2*>(y + at) = stored;
         if (activated) {
-            float before[EACH];
-            widen_four(stored, before);
-            *reinterpret_cast<uint2*>(activated + at) =
-                narrow_four(gelu_of(before[0]), gelu_of(before[1]), gelu_of(before[2]), gelu_of(before[3]));
+            float active[EACH];
+            widen_four(stored, active);
+#pragma unroll
+            for (u32 e = 0; e < EACH; e++) active[e] = gelu_of(active[e]);
+            *reinterpret_cast<uint2*>(activated + at) = narrow_four(active);
         }
     }
     // A block's memory stays until all have read it. Lanes that had fewer rows meet the others first, as the barrier wants them.

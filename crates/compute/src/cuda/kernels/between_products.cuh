@@ -62,6 +62,21 @@ template <u32 PIECES, u32 LANES> struct Pieces {
     }
 };
 
+// What gains and shifts come to in the weights of a thread's outputs.
+struct Through {
+    float of_gains[EACH], of_shifts[EACH];
+    __device__ __forceinline__ Through(float4 first, float4 second)
+        : of_gains{first.x, first.z, second.x, second.z}, of_shifts{first.y, first.w, second.y, second.w} {}
+};
+
+// Sums over rows with gains become those over a norm's rows, with the bias; `spread` is its row's.
+__device__ __forceinline__ void correct(float (&sum)[EACH], float2 spread, const Through& through, const float (&bias)[EACH]) {
+#pragma unroll
+    for (u32 e = 0; e < EACH; e++) {
+        sum[e] = CENTRED ? spread.y * (sum[e] - spread.x * through.of_gains[e]) + through.of_shifts[e] : spread.y * sum[e] + bias[e];
+    }
+}
+
 // What gains and shifts come to in weights: w·g and w·s + b of every output, a warp to each. Nothing where there is no shift or bias.
 extern "C" __global__ void through_norm(const real* w, const real* gain, const real* shift, const real* bias, float2* through,
                                         u32 outputs, u32 depth) {
