@@ -16,7 +16,7 @@ use cases::{
 use ironmill_compute::cuda::Places;
 use ironmill_compute::{
     AttentionBy, Cuda, CudaOptions, DType, Device, Error, Frozen, GeluProduct, HostData, Kernel, Launch, Op,
-    Reference, Result, TensorType, View, quantise::Source,
+    Reference, Result, Shape, TensorType, View, quantise::Source,
 };
 
 fn cuda() -> Option<Cuda> {
@@ -632,7 +632,6 @@ fn an_id_outside_the_table_is_an_error_that_names_it() {
     cases::check_ids_outside_tables(&mut cuda);
 }
 
-/// A step that only changes state begins with one launch for rows of tables and the norm behind them.
 /// Two products and the norm of sums between them.
 #[derive(Clone, Copy, Debug)]
 struct Around {
@@ -675,7 +674,7 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
     let x = number(&[rows, 1, terms], 0.0, 1.0)?;
     let [first, second] = [number(&[columns, terms], 0.0, 0.1)?, number(&[outputs, columns], 0.0, 0.1)?];
     let [first_bias, second_bias] = [number(&[columns], 0.0, 1.0)?, number(&[outputs], 0.0, 1.0)?];
-    let [kept, rows_of] = [number(&[rows, 1, columns], 0.0, 1.0)?, number(&[rows, columns], 0.7, 2.0)?];
+    let [kept, rows_of] = [number(&[rows, 1, columns], 0.0, 1.0)?, number(&[rows + 1, columns], 0.7, 2.0)?];
     let others = number(&[outputs, columns], 0.0, 0.2)?;
     let [gain, shift] = [number(&[columns], 1.0, 0.5)?, number(&[columns], 0.0, 0.5)?];
     let [added, sum, normed] = [0; 3].map(|_| number(&[rows, 1, columns], 0.0, 1.0));
@@ -716,6 +715,7 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
     let results = [vec![sum], launches[3].outputs.clone()].concat();
     let apart = cuda.bind(&launches)?;
     let together = cuda.bind_for_state(&launches)?;
+    let fewer = cuda.bind_for_state(&launches.clone().map(|launch| first_rows(launch, rows, rows - 3)))?;
     let poison = vec![-7.0; rows * columns];
     let all = place(cuda, &indices(&[outputs], (0..outputs as u32).collect()), DType::U32)?;
     let copies = cuda.bind(&[Launch {
@@ -750,6 +750,15 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
         assert!(is_inside, "a norm between products takes no launch of its own, {around:?}");
         cuda.run(together)?;
         assert_eq!(read(cuda, &results)?, given, "the same bits, {around:?}");
+        for view in &results {
+            cuda.upload(view, HostData::F32(&vec![-7.0; view.of.shape.elements()]))?;
+        }
+        cuda.run(fewer)?;
+        for (beside_fewer, given) in read(cuda, &results)?.iter().zip(&given) {
+            let there = given.len() / rows * (rows - 3);
+            assert_eq!(beside_fewer[..there], given[..there], "the same beside fewer rows, {around:?}");
+            assert!(beside_fewer[there..].iter().all(|x| *x == -7.0), "rows that are not there, {around:?}");
+        }
     }
     let views = launches.iter().flat_map(|launch| launch.inputs.iter().chain(&launch.outputs));
     let buffers: std::collections::BTreeSet<_> =
@@ -758,6 +767,7 @@ fn check_around_norm(cuda: &mut Cuda, around: Around) -> Result<()> {
     Ok(())
 }
 
+/// A step that only changes state begins with one launch for rows of tables and the norm behind them.
 #[test]
 fn rows_of_tables_and_their_norm_in_one_launch_are_those_of_their_launches_bit_for_bit() {
     let Some(mut cuda) = cuda() else { return };
@@ -772,6 +782,19 @@ fn rows_of_tables_and_their_norm_in_one_launch_are_those_of_their_launches_bit_f
             check_embedded_norm(&mut cuda, real, [rows, columns], adds).unwrap();
         }
     }
+}
+
+/// The same launch for the first of its rows, which nothing else is as many as.
+fn first_rows(Launch { kernel, inputs, outputs }: Launch, rows: usize, count: usize) -> Launch {
+    let of_first = |view: View| {
+        let mut dims = view.of.shape.dims().to_vec();
+        if dims[0] == rows {
+            dims[0] = count;
+        }
+        View { of: TensorType { shape: Shape::new(&dims), ..view.of }, ..view }
+    };
+    let all = |views: Vec<View>| views.into_iter().map(of_first).collect();
+    Launch { kernel, inputs: all(inputs), outputs: all(outputs) }
 }
 
 /// A tensor on the card, stored in this type.

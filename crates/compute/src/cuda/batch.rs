@@ -6,9 +6,10 @@ use super::{
     call::{Arg, Builder, CachesAhead, Grid},
     linear::{self, MOST_FEW_ROWS, Shaped},
     modules::Source,
+    views::{is_read, meet},
 };
 use crate::{
-    device::{Launch, View, overlap},
+    device::{Launch, View},
     error::Result,
     kernel::Kernel,
     op::Op,
@@ -197,10 +198,10 @@ impl<'a> Around<'a> {
     fn is_possible(&self, builder: &Builder<'_>) -> bool {
         let [one, norm, other] = self.launches();
         let (added, normed, statistics) = (&norm.inputs[1], &norm.outputs[1], &norm.outputs[2..]);
-        let from_norm_on = &self.all[self.first + 2..];
-        let is_private = !is_read(added, from_norm_on)
+        let from_other_on = &self.all[self.first + 2..];
+        let is_private = !is_read(added, from_other_on)
             && !is_read(normed, self.behind())
-            && statistics.iter().all(|view| !is_read(view, from_norm_on));
+            && statistics.iter().all(|view| !is_read(view, from_other_on));
         // Blocks of the first product write sums while others still read its operands.
         let has_own_place = one.inputs.iter().all(|view| !meet(view, &norm.outputs[0]));
         // In f16 a row with gains could leave the range that a norm's row keeps to.
@@ -282,15 +283,4 @@ impl<'a> Around<'a> {
         builder.end_launch(&second.outputs);
         Ok(())
     }
-}
-
-fn meet(a: &View, b: &View) -> bool {
-    overlap(a, a.of.dtype.bytes(), b, b.of.dtype.bytes())
-}
-
-/// Whether some launches read a value before others take its place.
-pub(super) fn is_read(value: &View, launches: &[Launch]) -> bool {
-    let meets = |view: &View| meet(view, value);
-    let first = launches.iter().find(|launch| launch.inputs.iter().chain(&launch.outputs).any(meets));
-    first.is_some_and(|launch| launch.inputs.iter().any(meets))
 }

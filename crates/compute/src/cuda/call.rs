@@ -14,9 +14,10 @@ use super::{
     driver::{Arguments, Driver, FactorBoxes, Function, HeadRows, MatrixBoxes, TensorMap},
     int8::{Matrices, Sizes},
     modules::{Modules, Source},
+    views::meet,
 };
 use crate::{
-    device::{BufferId, Launch, View, overlap},
+    device::{BufferId, Launch, View},
     error::Result,
     tensor::DType,
 };
@@ -232,8 +233,11 @@ impl<'a> Builder<'a> {
     /// Whether a kernel that starts early may read this before it has waited: the launch before, which alone may still run then, does
     /// not write it.
     pub fn is_settled(&self, view: &View) -> bool {
-        let meets = |other: &View| overlap(view, view.of.dtype.bytes(), other, other.of.dtype.bytes());
-        !self.is_widened(view) && self.just_written.as_ref().is_some_and(|written| !written.iter().any(meets))
+        !self.is_widened(view)
+            && self
+                .just_written
+                .as_ref()
+                .is_some_and(|written| !written.iter().any(|other| meet(view, other)))
     }
 
     /// How many calls there are so far.

@@ -12,9 +12,10 @@ use super::{
     linear::{self, Shaped},
     modules::Source,
     one_at_a_time,
+    views::meet,
 };
 use crate::{
-    device::{BufferId, Launch, View, overlap},
+    device::{BufferId, Launch, View},
     error::{Error, Result},
     int8::GROUP,
     kernel::Kernel,
@@ -98,8 +99,10 @@ impl Matrices {
 
     /// Those that have bytes in common with a view.
     pub fn overlapping<'a>(&'a self, view: &'a View) -> impl Iterator<Item = &'a View> {
-        let meets = |other: &&View| overlap(view, view.of.dtype.bytes(), other, other.of.dtype.bytes());
-        self.0.range((view.buffer, 0)..=(view.buffer, usize::MAX)).map(|(_, other)| other).filter(meets)
+        self.0
+            .range((view.buffer, 0)..=(view.buffer, usize::MAX))
+            .map(|(_, other)| other)
+            .filter(|other| meet(view, other))
     }
 
     /// Refuses what would see numbers in an order that it does not know.

@@ -31,6 +31,7 @@ mod sequence;
 mod staging;
 mod step;
 mod symbols;
+mod views;
 mod warpgroups;
 mod weight_gradient;
 

@@ -24,8 +24,8 @@ impl Reading {
     /// A program is built in less time than a token takes, so there is one for nearly every length. Weights are read in the time of
     /// about twelve tokens, in f32 and in bf16.
     pub const PROCESSOR: Reading = Reading { least: 4, shapes: 8, run: 12 };
-    /// A program is timed and captured before it runs, so there are few. A step of small models, and the weights of large ones, take as
-    /// long as about 256 tokens.
+    /// A program is timed and captured before it runs, so there are few. By reckoning the launches of small models, and the weights of
+    /// large ones, take as long as 256 tokens.
     pub const CARD: Reading = Reading { least: 16, shapes: 1, run: 256 };
 
     /// The rows, counted from the first, and the positions of the next run for prompts of so many tokens, each of which is in a row

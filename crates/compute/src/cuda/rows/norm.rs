@@ -2,9 +2,9 @@
 
 use super::{
     super::{
-        batch::is_read,
         call::{Arg, Builder, Grid},
         modules::Source,
+        views::is_read,
     },
     Launch, THREADS, WIDE_BYTES, all_aligned, count, flag, most_blocks,
     reduce::finish_columns,
