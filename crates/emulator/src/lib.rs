@@ -9,6 +9,7 @@
 //! - lanes that read what others of their warp wrote without having met,
 //! - engines that read without a fence what threads wrote,
 //! - blocks of one launch that do not keep out of each other's way,
+//! - blocks that let others of their cluster go before what they read of them is sure to be there,
 //! - kernels that touch what another did whose end they have not waited for.
 //!
 //! ```text

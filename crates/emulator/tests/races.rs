@@ -83,3 +83,48 @@ fn a_kernel_that_begins_early_waits_before_it_writes_where_the_one_before_does()
     let error = after(&does_not).unwrap_err().to_string();
     assert!(error.contains("`before`") && error.contains("nothing waited for its end"), "{error}");
 }
+
+/// A block reads a word of the other one's memory and ends when that one has arrived, too.
+fn pair(arrival: &str) -> Result<Program, Error> {
+    let text = format!(
+        ".version 9.0
+.target sm_90a
+.address_size 64
+.visible .entry pair(.param .u64 to)
+{{
+.reg .b32 %r<8>;
+.reg .pred %p<3>;
+.shared .align 16 .b8 words[256];
+mov.u32 %r1, words;
+mapa.shared::cluster.u32 %r2, %r1, 1;
+ld.shared::cluster.v2.u32 {{%r3, %r4}}, [%r2];
+ld.shared::cluster.u32 %r5, [%r2+8];
+add.u32 %r6, %r4, %r5;
+{arrival}
+barrier.cluster.wait.acquire.aligned;
+ret;
+}}
+"
+    );
+    let source = parse(&text).expect("assembly");
+    Program::new(&source, &source.functions["pair"])
+}
+
+#[test]
+fn blocks_that_tell_others_to_go_have_what_they_read_of_them() {
+    let late = |arrival: &str| match pair(arrival) {
+        Ok(_) => false,
+        Err(error) => {
+            assert!(error.to_string().contains("may not be there yet"), "{error}");
+            true
+        }
+    };
+    let relaxed = "barrier.cluster.arrive.relaxed.aligned;";
+    assert!(late(relaxed));
+    assert!(!late("barrier.cluster.arrive.release.aligned;"));
+    let behind = |of: &str, how: &str| format!("setp.eq.u32 %p1, {of}, 7;\n{how}");
+    let branch = format!("@%p1 bra END;\nnanosleep.u32 0;\nEND:\n{relaxed}");
+    assert!(!late(&behind("%r6", &branch)), "a branch on both loads");
+    assert!(late(&behind("%r3", &branch)), "a branch on one load alone");
+    assert!(!late(&behind("%r6", &format!("@%p1 {relaxed}"))), "an arrival that hangs on both");
+}

@@ -51,7 +51,7 @@ pub fn allocate(steps: &mut [Step]) -> Registers {
 }
 
 /// The registers of a step and of what it hangs on.
-fn visit(step: &mut Step, see: &mut dyn FnMut(&mut Slot, Class, Role)) {
+pub fn visit(step: &mut Step, see: &mut dyn FnMut(&mut Slot, Class, Role)) {
     if let Some((guard, _)) = &mut step.guard {
         see(guard, Class::Predicate, Role::Reads);
     }

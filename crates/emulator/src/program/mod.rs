@@ -5,6 +5,7 @@ mod engines;
 mod instruction;
 mod memory;
 mod operands;
+mod outstanding;
 mod registers;
 mod translate;
 
@@ -85,6 +86,7 @@ impl Program {
     /// Makes a kernel ready to run.
     pub fn new(source: &Source, function: &Function) -> Result<Self> {
         let mut program = translate::translate(source, function)?;
+        outstanding::check(&mut program)?;
         program.registers = allocate::allocate(&mut program.steps);
         Ok(program)
     }

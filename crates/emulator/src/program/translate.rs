@@ -268,6 +268,7 @@ impl Translator<'_> {
             ["wgmma", "commit_group", "sync", "aligned"] => Code::ProductsCommit,
             ["wgmma", "wait_group", "sync", "aligned"] => Code::ProductsWait(reading.number(0)? as usize),
             ["fence", "proxy", "async", ..] => Code::FenceForEngines,
+            ["nanosleep", "u32"] => Code::Nothing,
             ["griddepcontrol", "wait"] => Code::WaitForKernelBefore,
             ["griddepcontrol", "launch_dependents"] => Code::LetNextBegin,
             // The machine keeps the order of a program, and has all registers.
