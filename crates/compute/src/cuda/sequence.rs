@@ -3,7 +3,8 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    DEVICE, attention, batch,
+    DEVICE, attention,
+    batch::{self, Between},
     branches::{Branches, Track},
     call::{Builder, Call},
     cudnn,
@@ -85,17 +86,10 @@ pub(super) fn fill(
     }
     let first = builder.len();
     let mut between = None;
-    while let Some(launch) = launches.get(filled.ends.len()) {
+    while filled.ends.len() < launches.len() {
         let behind = filled.ends.len();
-        let mut stood_for = if for_state { rows::add_embedded(builder, &launches[behind..])? } else { 0 };
-        if for_state && stood_for == 0 {
-            stood_for = batch::add_around_norm(builder, launches, behind, &mut between)?;
-        }
-        if stood_for == 0 {
-            builder.look_ahead(attention::ahead(builder, &launches[behind + 1..]));
-            fill_one(builder, launch)?;
-        }
-        filled.ends.resize(behind + stood_for.max(1), builder.len());
+        let stood_for = fill_next(builder, launches, behind, for_state, &mut between)?;
+        filled.ends.resize(behind + stood_for, builder.len());
     }
     // Where halves meet there are two kernels before.
     if filled.tracks.contains(&Track::Half(1)) {
@@ -109,25 +103,49 @@ pub(super) fn fill(
 /// do, runs by turns.
 fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled> {
     let mut filled = Filled::default();
-    for index in 0..branches.halves[0].len() {
+    let mut between = [None; 2];
+    while filled.ends.len() < branches.halves[0].len() {
+        let index = filled.ends.len();
+        let mut stood_for = [0; 2];
         for (half, launches) in branches.halves.iter().enumerate() {
             let first = builder.len();
             // What a kernel that starts early waits for is the one before of its own half.
             builder.go_on_behind(index.checked_sub(1).map(|before| &launches[before]));
-            fill_one(builder, &launches[index])?;
+            stood_for[half] = fill_next(builder, launches, index, true, &mut between[half])?;
             // It waits on its own stream alone, and here there is none before.
             if half == 1 && index == 0 {
                 builder.start_in_turn(first);
             }
             filled.tracks.resize(builder.len(), Track::Half(half));
         }
-        filled.ends.push(builder.len());
+        debug_assert_eq!(stood_for[0], stood_for[1], "halves are the same launches of about as many rows");
+        filled.ends.resize(index + stood_for[0], builder.len());
     }
     if builder.has_kernels_alone() && builder.scratch_bytes() == 0 {
         return Ok(filled);
     }
     builder.take_back();
     Ok(Filled::default())
+}
+
+/// Adds the calls of a launch and of those behind it that they stand for, and says how many launches that are.
+fn fill_next(
+    builder: &mut Builder<'_>,
+    launches: &[Launch],
+    index: usize,
+    for_state: bool,
+    between: &mut Option<Between>,
+) -> Result<usize> {
+    let mut stood_for = if for_state { rows::add_embedded(builder, &launches[index..])? } else { 0 };
+    if for_state && stood_for == 0 {
+        stood_for = batch::add_around_norm(builder, launches, index, between)?;
+    }
+    if stood_for == 0 {
+        builder.look_ahead(attention::ahead(builder, &launches[index + 1..]));
+        fill_one(builder, &launches[index])?;
+        stood_for = 1;
+    }
+    Ok(stood_for)
 }
 
 /// Adds the calls of one launch.
