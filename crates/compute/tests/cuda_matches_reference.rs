@@ -205,7 +205,7 @@ fn gradients_of_unlikely_targets_are_right_on_average_in_eight_bits() {
 
 #[test]
 fn a_row_of_a_product_in_halves_is_the_same_beside_any_others_bit_for_bit() {
-    const MOST: usize = 64;
+    const MOST: usize = 128;
     let Some(mut cuda) = cuda() else { return };
     for of in [DType::BF16, DType::F16] {
         let all = narrowed(&products_of_rows(MOST), of);
@@ -213,7 +213,7 @@ fn a_row_of_a_product_in_halves_is_the_same_beside_any_others_bit_for_bit() {
         for (case, actual) in all.iter().zip(&whole) {
             compare_within(slack(case), case, actual, &case.expected()).expect("within the bounds");
         }
-        for rows in [5, 17, 48, MOST] {
+        for rows in [5, 17, 48, 64, 67, MOST] {
             for (case, whole) in narrowed(&products_of_rows(rows), of).iter().zip(&whole) {
                 for (few, whole) in run(&mut cuda, case).unwrap().iter().zip(whole) {
                     assert_eq!(few[..], whole[..few.len()], "{}", case.name());
@@ -653,6 +653,7 @@ fn norms_between_products_give_what_launches_of_their_own_give() {
         Around { rows: 9, sizes: [512, 64, 100], ..plain },
         Around { rows: 33, sizes: [64, 320, 192], biased: false, ..plain },
         Around { rows: 48, sizes: [1024, 128, 64], centred: false, ..plain },
+        Around { rows: 100, sizes: [320, 192, 128], ..plain },
         Around { rows: 57, sizes: [192, 704, 68], centred: false, biased: false, gelu: true },
     ] {
         check_around_norm(&mut cuda, around).unwrap();

@@ -1,4 +1,4 @@
-//! Products of up to 64 rows, which is what a step of many texts multiplies, and norms between two of them that take no launch of their own;
+//! Products of up to 128 rows, which is what a step of many texts multiplies, and norms between two of them that take no launch of their own;
 //! `batch_rows.cu` and `between_products.cuh` say how both work.
 
 use super::{
@@ -16,13 +16,18 @@ use crate::{
     tensor::DType,
 };
 
-/// The most rows, and the numbers of those files.
-const MOST_ROWS: usize = 64;
+/// The most rows: of more, the library's products are as fast.
+pub(super) const MOST_ROWS: usize = 128;
+/// The numbers of those files.
+const TILE: usize = 64;
 const OUTPUTS: usize = 64;
 const SHEET_DEPTH: usize = 64;
 const SHEET_BYTES: usize = 8192;
 const THREADS: u32 = 128;
 const SPREAD_BYTES: usize = 8;
+/// Shared memory of a multiprocessor, and what it keeps of that for itself with each block.
+const SHARED_BYTES: usize = 233_472;
+const RESERVED_BYTES: usize = 1024;
 /// Sheets of each factor that a block has room for, the fewest that are worth a part, since parts take longer to add up than to fetch, and
 /// blocks of a cluster.
 const MOST_SHEETS: usize = 12;
@@ -57,16 +62,29 @@ impl Product {
                 .filter(|&parts| parts == 1 || sheets / parts >= LEAST_SHEETS)
                 .min_by_key(|&parts| ((tiles * parts).div_ceil(at_once) * (sheets / parts), parts))
         })?;
-        Some(Product { of, parts, is_settled })
+        let product = Product { of, parts, is_settled };
+        // Where blocks of several tiles of rows take turns, the library's larger tiles are faster.
+        let side_by_side = SHARED_BYTES / (product.shared_bytes() + RESERVED_BYTES) * at_once;
+        (rows <= TILE || tiles * parts * rows.div_ceil(TILE) <= side_by_side).then_some(product)
+    }
+
+    /// Sheets of each factor that a block multiplies.
+    fn sheets(&self) -> usize {
+        self.of.sizes[2] / SHEET_DEPTH / self.parts
+    }
+
+    /// Of a block.
+    fn shared_bytes(&self) -> usize {
+        2 * self.sheets() * SHEET_BYTES + TILE * (OUTPUTS * size_of::<f32>() + SPREAD_BYTES)
     }
 
     fn add(&self, builder: &mut Builder<'_>, norm: Norm) -> Result<()> {
         let Product { of: Shaped { real, operands, sizes: [rows, outputs, depth] }, parts, is_settled } =
             self;
-        let sheets = depth / SHEET_DEPTH / parts;
-        let sums = MOST_ROWS * (OUTPUTS * size_of::<f32>() + SPREAD_BYTES);
-        let shared_bytes = u32::try_from(2 * sheets * SHEET_BYTES + sums).expect("a block's shared memory");
-        let grid = Grid { shared_bytes, ..Grid::new(outputs.div_ceil(OUTPUTS) * parts, THREADS) };
+        let shared_bytes = u32::try_from(self.shared_bytes()).expect("a block's shared memory");
+        let blocks = [outputs.div_ceil(OUTPUTS) * parts, rows.div_ceil(TILE), 1];
+        let blocks = blocks.map(|count| u32::try_from(count).expect("a grid's blocks"));
+        let grid = Grid { blocks, threads: THREADS, shared_bytes };
         let mut arguments = operands.to_vec();
         arguments.extend([*rows, *outputs, *depth, usize::from(*is_settled)].map(Arg::from));
         match builder.ahead() {
@@ -86,7 +104,7 @@ impl Product {
         };
         arguments.extend(behind.into_iter().chain(before));
         arguments.push(Arg::F32(eps));
-        let mut settings = vec![("PARTS", *parts), ("SHEETS", sheets)];
+        let mut settings = vec![("PARTS", *parts), ("SHEETS", self.sheets())];
         settings.extend(norm.settings());
         builder.kernel(Source::BatchRows, "batch_rows", *real, &settings, grid, &arguments)?;
         builder.start_early(*parts);

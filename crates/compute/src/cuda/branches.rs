@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeSet, ops::Range, sync::Arc};
 
-use super::driver::Driver;
+use super::{batch::MOST_ROWS, driver::Driver};
 use crate::{
     device::{BufferId, Launch, View},
     error::Result,
@@ -16,9 +16,9 @@ use crate::{
     tensor::{DType, Shape, TensorType},
 };
 
-/// Rows of a step that is split. Up to 64 one chain of launches is faster. Products of more than 64 rows are the library's, which share
-/// working memory, so halves of more than 128 would have to run by turns.
-const ROWS: Range<usize> = 65..129;
+/// Rows of a step that is split. Up to 64 one chain of launches is faster. Products of more than [`MOST_ROWS`] are the library's, which
+/// share working memory, so such halves would have to run by turns.
+const ROWS: Range<usize> = 65..2 * MOST_ROWS + 1;
 /// Where the memory of a half may begin.
 const ALIGNMENT: usize = 256;
 

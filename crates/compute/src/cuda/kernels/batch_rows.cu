@@ -1,7 +1,7 @@
-// y = x·wᵀ + b for up to 64 rows x of halves, which is what a step of many texts multiplies: little work, so that waiting is what
+// y = x·wᵀ + b for some tiles of 64 rows x of halves, which is what a step of many texts multiplies: little work, so that waiting is what
 // takes time.
 //
-// A cluster of PARTS blocks owns 64 outputs. Each of its blocks multiplies all rows along a part of K and leaves the sums in its shared
+// A cluster of PARTS blocks owns 64 outputs of a tile. Each of its blocks multiplies all rows along a part of K and leaves the sums in its shared
 // memory; then it reads all parts of its own rows there and adds them up, in their order. So the order of a sum depends on K, the number of
 // outputs and the launches beside it, and not on rows. Weights are on their way before the kernel before has ended. When its rows have
 // come, and nothing is waited for that comes from memory, a block may ask the second cache for keys and values that the next attention
@@ -33,14 +33,14 @@
 #endif
 
 constexpr u32 THREADS = 128;
-// Outputs of a block, of which a sheet has 64 elements each, and so many rows.
-constexpr u32 OUTPUTS = 64, DEPTH = 64, SHEET_BYTES = 64 * DEPTH * sizeof(real);
+// Outputs and rows of a block, of which a sheet has 64 elements each.
+constexpr u32 OUTPUTS = 64, TILE = 64, DEPTH = 64, SHEET_BYTES = 64 * DEPTH * sizeof(real);
 // Sheets that are waited for first.
 constexpr u32 FIRST_SHEETS = (SHEETS + 1) / 2;
 // Outputs that a thread adds up at a time, and threads of a row.
 constexpr u32 EACH = 4, ROW_THREADS = OUTPUTS / EACH;
-// Rows whose parts a block adds up at a time, and how many times, of the most rows that there are.
-constexpr u32 AT_ONCE = THREADS / ROW_THREADS, ROUNDS = ((64 + PARTS - 1) / PARTS + AT_ONCE - 1) / AT_ONCE;
+// Rows whose parts a block adds up at a time, and how many times, of all rows of a tile.
+constexpr u32 AT_ONCE = THREADS / ROW_THREADS, ROUNDS = ((TILE + PARTS - 1) / PARTS + AT_ONCE - 1) / AT_ONCE;
 // Threads that share what pieces of a row spread, where they have rows of a norm.
 constexpr u32 SHARERS = PARTS == 1 ? 2 : 4;
 
@@ -137,7 +137,8 @@ struct Asked {
     const real* from;
     u32 bytes;
     __device__ __forceinline__ Asked(const Ahead& ahead, u32 samples) : from(nullptr), bytes(0) {
-        const u32 item = blockIdx.x + threadIdx.x * gridDim.x, sample = item / 2;
+        const u32 block = blockIdx.y * gridDim.x + blockIdx.x;
+        const u32 item = block + threadIdx.x * gridDim.x * gridDim.y, sample = item / 2;
         if (ahead.count == 0 || sample >= samples) return;
         const u32 row = ahead.places[2 * sample], cached = min(ahead.places[2 * sample + 1], ahead.keys), first = min(ahead.first, cached);
         if (row >= ahead.rows) return;
@@ -186,13 +187,14 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     extern __shared__ __align__(1024) char memory[];
     const u32 part = blockIdx.x % PARTS, first_output = blockIdx.x / PARTS * OUTPUTS;
     const u32 x_sheets = shared_address(memory), w_sheets = x_sheets + SHEETS * SHEET_BYTES, parts = w_sheets + SHEETS * SHEET_BYTES;
-    x += part * SHEETS * DEPTH;
+    const u32 tile = blockIdx.y * TILE, tile_rows = min(rows - tile, TILE);
+    x += (u64)tile * depth + part * SHEETS * DEPTH;
     w += (u64)first_output * depth + part * SHEETS * DEPTH;
-    float2* const spreads = reinterpret_cast<float2*>(memory + 2 * SHEETS * SHEET_BYTES + 64 * OUTPUTS * sizeof(float));
-    // The rows that this block adds up, and the outputs of them that this thread does.
-    const u32 per_block = (rows + PARTS - 1) / PARTS, first_row = part * per_block;
+    float2* const spreads = reinterpret_cast<float2*>(memory + 2 * SHEETS * SHEET_BYTES + TILE * OUTPUTS * sizeof(float));
+    // The rows of the tile that this block adds up, and the outputs of them that this thread does.
+    const u32 per_block = (tile_rows + PARTS - 1) / PARTS, first_row = part * per_block;
     const u32 output = first_output + threadIdx.x % ROW_THREADS * EACH;
-    auto is_there = [&](u32 own) { return own < per_block && first_row + own < rows && output < outputs; };
+    auto is_there = [&](u32 own) { return own < per_block && first_row + own < tile_rows && output < outputs; };
 
     if (!is_settled) wait_for_kernel_before();
     copy_sheets<0, SHEETS>(w_sheets, w, outputs - first_output, depth);
@@ -206,7 +208,7 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
         for (u32 round = 0; round < ROUNDS; round++) {
             const u32 own = round * AT_ONCE + threadIdx.x / ROW_THREADS;
             kept_of[round] = make_uint2(0, 0);
-            if (is_there(own)) kept_of[round] = *reinterpret_cast<const uint2*>(kept + (u64)(first_row + own) * outputs + output);
+            if (is_there(own)) kept_of[round] = *reinterpret_cast<const uint2*>(kept + (u64)(tile + first_row + own) * outputs + output);
         }
     }
     if (OF_NORM && CENTRED && output < outputs) {
@@ -216,11 +218,12 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
     const Asked asked({ahead_k, ahead_v, places, ahead_rows, ahead_keys, ahead_columns, ahead_first, ahead_count}, rows);
     if (is_settled) wait_for_kernel_before();
     let_next_begin();
-    copy_sheets<0, FIRST_SHEETS>(x_sheets, x, rows, depth);
-    copy_sheets<FIRST_SHEETS, SHEETS>(x_sheets, x, rows, depth);
+    copy_sheets<0, FIRST_SHEETS>(x_sheets, x, tile_rows, depth);
+    copy_sheets<FIRST_SHEETS, SHEETS>(x_sheets, x, tile_rows, depth);
     Pieces<PARTS * SHEETS, SHARERS> its_pieces;
     const u32 shared_row = threadIdx.x / SHARERS;
-    if (OF_NORM) its_pieces.load(pieces, first_row + shared_row, shared_row < per_block && first_row + shared_row < rows);
+    const bool is_shared = shared_row < per_block && first_row + shared_row < tile_rows;
+    if (OF_NORM) its_pieces.load(pieces, tile + first_row + shared_row, is_shared);
     float sums[OUTPUTS / 2];
     wait_for_copies<1>();
     multiply_sheets<0, FIRST_SHEETS>(sums, x_sheets, w_sheets);
@@ -252,7 +255,7 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
 #pragma unroll
     for (u32 round = 0; round < ROUNDS; round++) {
         const u32 own = round * AT_ONCE + threadIdx.x / ROW_THREADS;
-        const u32 row = own < per_block && first_row + own < rows ? first_row + own : 0;
+        const u32 row = own < per_block && first_row + own < tile_rows ? first_row + own : 0;
 #pragma unroll
         for (u32 other = 0; other < PARTS; other++) {
             its[round][other] = load_of_block(parts + in_place(row, threadIdx.x % ROW_THREADS * EACH), other);
@@ -276,7 +279,7 @@ batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* _
 #pragma unroll
     for (u32 round = 0; round < ROUNDS; round++) {
         const u32 own = round * AT_ONCE + threadIdx.x / ROW_THREADS;
-        const u64 at = (u64)(first_row + own) * outputs + output;
+        const u64 at = (u64)(tile + first_row + own) * outputs + output;
         float(&sum)[EACH] = totals[round];
         if (OF_NORM) {
             correct(sum, spreads[own < per_block ? own : 0], Through(through_of[0], through_of[1]), shifts);
