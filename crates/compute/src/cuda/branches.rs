@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn steps_stay_whole_that_have_few_or_too_many_rows_or_read_what_halves_keep_to_themselves() {
         assert!(split(&step(64, 4096), MEMORY).is_none());
-        assert!(split(&step(129, 4096), MEMORY).is_none());
+        assert!(split(&step(257, 4096), MEMORY).is_none());
         assert!(split(&step(97, 0), MEMORY).is_none());
         assert!(split(&step(97, 4096)[..3], MEMORY).is_none());
     }

@@ -388,4 +388,21 @@ mod tests {
             }
         }
     }
+
+    /// The compiler reads what is const and restrict as if nobody wrote it while a kernel runs, past what a wait makes visible. But a
+    /// kernel that starts early runs while the one before it writes.
+    #[test]
+    fn kernels_that_may_start_early_read_nothing_as_constant() {
+        for source in Source::ALL {
+            for kernel in source.text().split("__global__").skip(1) {
+                let (declared, body) = kernel.split_once('{').expect("a kernel has a body");
+                let waits =
+                    ["take_turn();", "wait_for_kernel_before();"].iter().any(|wait| body.contains(wait));
+                let is_constant =
+                    |parameter: &str| parameter.contains("const ") && parameter.contains("__restrict__");
+                let constant = declared.split(',').find(|parameter| is_constant(parameter));
+                assert!(!waits || constant.is_none(), "{}: {constant:?}", source.name());
+            }
+        }
+    }
 }

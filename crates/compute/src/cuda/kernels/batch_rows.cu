@@ -179,7 +179,7 @@ __device__ __forceinline__ uint2 multiply_four(uint2 a, uint2 b) {
 // `outputs` is a multiple of EACH, `depth` as long as all parts. With a norm behind it the result is only added to `kept`, which gives
 // `kept_sums`, `gained` and `pieces_behind`; with one before, `pieces` and `through` are those of it.
 extern "C" __global__ void __launch_bounds__(THREADS)
-batch_rows(const real* __restrict__ x, const real* __restrict__ w, const real* __restrict__ bias, real* __restrict__ y,
+batch_rows(const real* x, const real* w, const real* bias, real* __restrict__ y,
            real* __restrict__ activated, u32 rows, u32 outputs, u32 depth, u32 is_settled,
            const real* ahead_k, const real* ahead_v, const u32* places, u32 ahead_rows, u32 ahead_keys, u32 ahead_columns,
            u32 ahead_first, u32 ahead_count, const real* kept, const real* gain, real* kept_sums, real* gained, Spread* pieces_behind,

@@ -50,19 +50,19 @@ __device__ __forceinline__ void copy_rows(const u32* moves, Unit* cache, u32 n_r
 
 #define MOVES(bytes, Unit)                                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        copy_columns_##bytes(const Unit* __restrict__ from, Unit* __restrict__ to, u64 rows, u32 length,               \
+        copy_columns_##bytes(const Unit* from, Unit* __restrict__ to, u64 rows, u32 length,                            \
                              u64 from_stride, u64 to_stride) {                                                         \
         take_turn();                                                                                                   \
         copy_columns(from, to, rows, length, from_stride, to_stride);                                                  \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        cache_append_##bytes(const Unit* __restrict__ rows, const u32* __restrict__ places, Unit* __restrict__ cache,  \
+        cache_append_##bytes(const Unit* rows, const u32* places, Unit* __restrict__ cache,                            \
                              u32 n_samples, u32 n_positions, u32 n_rows, u32 capacity, u32 length, u32 stride) {       \
         take_turn();                                                                                                   \
         append(rows, places, cache, n_samples, n_positions, n_rows, capacity, length, stride);                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        cache_copy_##bytes(const u32* __restrict__ moves, Unit* cache, u32 n_rows, u32 capacity, u32 length) {         \
+        cache_copy_##bytes(const u32* moves, Unit* cache, u32 n_rows, u32 capacity, u32 length) {                      \
         take_turn();                                                                                                   \
         copy_rows(moves, cache, n_rows, capacity, length);                                                             \
     }
@@ -97,7 +97,7 @@ __device__ __forceinline__ void convert(const From* from, To* to, u64 n, u32 add
 
 #define CONVERSION(from_name, From, to_name, To)                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        convert_##from_name##_##to_name(const From* __restrict__ from, To* __restrict__ to, u64 n, u32 adds,           \
+        convert_##from_name##_##to_name(const From* from, To* __restrict__ to, u64 n, u32 adds,                        \
                                         u32 wide) {                                                                    \
         take_turn();                                                                                                   \
         convert(from, to, n, adds, wide);                                                                              \

@@ -337,7 +337,7 @@ __device__ __forceinline__ void draw_of_few(u32 vocabulary, Few& few, u64* share
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-draw(const real* __restrict__ logits, const float* __restrict__ limits, const u32* __restrict__ keys, u32* ids,
+draw(const real* logits, const float* limits, const u32* keys, u32* ids,
      u32* positions, u32* places, u32* lengths, u32* drawn, u32 vocabulary, u32 kept, u32 context, u32 is_held) {
     extern __shared__ uint4 memory[];
     __shared__ u64 shared[WARPS];
@@ -565,7 +565,7 @@ __device__ __forceinline__ u64 block_greatest(u64 x, u64* shared) {
 
 // The logarithms of the probabilities of the token that was drawn last and of the likeliest ones, a block per row.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-log_probabilities(const real* __restrict__ logits, const u32* __restrict__ ids, const u32* __restrict__ lengths, u32* likeliest,
+log_probabilities(const real* logits, const u32* ids, const u32* lengths, u32* likeliest,
                   float* values, u32 vocabulary, u32 kept, u32 count) {
     __shared__ u64 shared[WARPS];
     __shared__ u32 first;

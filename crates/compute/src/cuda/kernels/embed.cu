@@ -20,7 +20,7 @@ constexpr u32 THREADS = 256;
 
 // A warp per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embed(const real* __restrict__ table, const u32* __restrict__ ids, real* __restrict__ y, u64 n_rows, u32 columns,
+    embed(const real* table, const u32* ids, real* __restrict__ y, u64 n_rows, u32 columns,
           u32 table_rows, u32* fault) {
     take_turn();
     const u32 lane = threadIdx.x % 32;
@@ -61,7 +61,7 @@ __device__ __forceinline__ bool is_last_of(u32 blocks, u32* arrived) {
 // For each position, how many before it in its chunk have its id; for each chunk and id, how many positions there are.
 // A block per chunk (x) and THREADS of its positions (y). `counts` is [chunks, V] and zero before.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embed_grad_rank(const u32* __restrict__ ids, u32* __restrict__ ranks, u32* __restrict__ counts, u32 n,
+    embed_grad_rank(const u32* ids, u32* __restrict__ ranks, u32* __restrict__ counts, u32 n,
                     u32 table_rows, u32* fault) {
     take_turn();
     __shared__ uint4 shared[CHUNK / 4];
@@ -158,8 +158,7 @@ typedef uint4 Place;
 
 // `places` in their order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embed_grad_place(const u32* __restrict__ ids, const u32* __restrict__ ranks, const u32* __restrict__ counts,
-                     const u32* __restrict__ totals, const u32* __restrict__ starts, const u32* __restrict__ blocks,
+    embed_grad_place(const u32* ids, const u32* ranks, const u32* counts, const u32* totals, const u32* starts, const u32* blocks,
                      Place* __restrict__ places, u32 n, u32 table_rows) {
     take_turn();
     const u64 position = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -207,8 +206,7 @@ struct Crossing {
 // [2, y, tiles] and zero before: how many groups of an id that begins in a tile are summed, and how many tiles of a group
 // that begins there.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embed_grad_tiles(const Place* __restrict__ places, const real* __restrict__ d_y, const u32* __restrict__ totals,
-                     const u32* __restrict__ n_places, float* __restrict__ d_table, float* heads, float* tails,
+    embed_grad_tiles(const Place* places, const real* d_y, const u32* totals, const u32* n_places, float* __restrict__ d_table, float* heads, float* tails,
                      u32* arrived, u32 columns, u32 table_rows, u32 tiles, u32 adds) {
     take_turn();
     const u32 tile = blockIdx.x, first = tile * TILE;
@@ -291,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // each half in all heads of a row, so that it reads cosines and sines once. The last `still` heads are copied. `packs` is
 // D/2/W.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rope(const real* __restrict__ x, const u32* __restrict__ positions, const float* __restrict__ table,
+    rope(const real* x, const u32* positions, const float* table,
          real* __restrict__ y, u64 n_rows, u32 n_heads, u32 still, u32 packs, u32 table_rows, float direction,
          u32* fault) {
     take_turn();

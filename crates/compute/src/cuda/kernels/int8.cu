@@ -29,7 +29,7 @@ struct Counted {
 };
 
 // A warp has a group of 64. Rows and groups that are not there are zeroes, which is what the ends of tiles and chunks are filled with.
-extern "C" __global__ void __launch_bounds__(THREADS) to_int8(const float* __restrict__ from, char* __restrict__ to, u32 rows, u32 columns) {
+extern "C" __global__ void __launch_bounds__(THREADS) to_int8(const float* from, char* __restrict__ to, u32 rows, u32 columns) {
     take_turn();
     const u32 lane = threadIdx.x % 32, steps = (columns + INT8_STEP - 1) / INT8_STEP;
     const u32 groups = (columns + INT8_ROW - 1) / INT8_ROW * (INT8_ROW / INT8_GROUP), all_rows = (rows + INT8_TILE - 1) / INT8_TILE * INT8_TILE;
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) round_to_int8(const float*
 }
 
 // to [rows, columns] in the element type. A thread has eight neighbours.
-extern "C" __global__ void __launch_bounds__(THREADS) from_int8(const char* __restrict__ from, real* __restrict__ to, u32 rows, u32 columns) {
+extern "C" __global__ void __launch_bounds__(THREADS) from_int8(const char* from, real* __restrict__ to, u32 rows, u32 columns) {
     take_turn();
     const u32 eights = (columns + 7) / 8;
     const u64 all = (u64)rows * eights, step = (u64)gridDim.x * THREADS;
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) from_int8(const char* __re
 
 // Rows by id; one outside the table is reported and counts for nothing. A warp per row, a lane has four neighbours at a time.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embed_int8(const char* __restrict__ table, const u32* __restrict__ ids, real* __restrict__ y, u64 n_rows, u32 columns, u32 table_rows,
+    embed_int8(const char* table, const u32* ids, real* __restrict__ y, u64 n_rows, u32 columns, u32 table_rows,
                u32* fault) {
     take_turn();
     const u32 lane = threadIdx.x % 32;

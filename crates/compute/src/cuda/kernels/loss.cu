@@ -65,7 +65,7 @@ __device__ __forceinline__ void zero_row(real* to, const Row& row) {
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
-    cross_entropy(const real* __restrict__ logits, const u32* __restrict__ targets, const float* __restrict__ weights,
+    cross_entropy(const real* logits, const u32* targets, const float* weights,
                   float* __restrict__ losses, float* __restrict__ log_sum_exps, u32 columns, float smoothing,
                   float z_loss, u32* fault) {
     take_turn();
@@ -95,9 +95,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 
 // Logits and their gradient must lie alike relative to multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
-    cross_entropy_grad(const real* __restrict__ logits, const u32* __restrict__ targets,
-                       const float* __restrict__ weights, const float* __restrict__ log_sum_exps,
-                       const float* __restrict__ d_losses, real* __restrict__ d_logits, u32 columns, float smoothing,
+    cross_entropy_grad(const real* logits, const u32* targets, const float* weights, const float* log_sum_exps,
+                       const float* d_losses, real* __restrict__ d_logits, u32 columns, float smoothing,
                        float z_loss, u32* fault) {
     take_turn();
     const u64 index = blockIdx.x;

@@ -18,7 +18,7 @@ __device__ __forceinline__ void for_elements(u64 n, u32 wide, Four four, One one
 // With g the clipped gradient: m ← decay·m + (1 − decay)·g; ahead = decay·m + (1 − decay)·g. A refused step leaves m alone
 // and looks nowhere.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    momentum(const float* __restrict__ gradients, const float* __restrict__ scale, float* __restrict__ momenta,
+    momentum(const float* gradients, const float* scale, float* __restrict__ momenta,
              float* __restrict__ ahead, u64 n, float decay, float rest, u32 wide) {
     take_turn();
     const float factor = *scale;
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // y = x / (norm + eps).
 extern "C" __global__ void __launch_bounds__(THREADS)
-    normalise(const float* __restrict__ x, const float* __restrict__ norm, float* __restrict__ y, u64 n, float eps,
+    normalise(const float* x, const float* norm, float* __restrict__ y, u64 n, float eps,
               u32 wide) {
     take_turn();
     const float factor = (float)(1.0 / ((double)*norm + (double)eps));
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // z = a·x + b·y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    combine(const float* __restrict__ x, const float* __restrict__ y, float* __restrict__ z, u64 n, float a, float b,
+    combine(const float* x, const float* y, float* __restrict__ z, u64 n, float a, float b,
             u32 wide) {
     take_turn();
     for_elements(
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // p ← p·(1 − rate·decay) − rate·length·x, unless the step is refused.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    descend(const float* __restrict__ x, const float* __restrict__ scale, const float* __restrict__ rate,
+    descend(const float* x, const float* scale, const float* rate,
             float* __restrict__ parameters, u64 n, float length, float decay, u32 wide) {
     take_turn();
     if (!(*scale > 0.0f)) return;
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // a ← d·a + (1 − d)·p with d = min(decay, (1 + t) / (10 + t)) after t updates, unless the step is refused.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    average(const float* __restrict__ parameters, const float* __restrict__ scale, const u32* __restrict__ counter,
+    average(const float* parameters, const float* scale, const u32* counter,
             float* __restrict__ averages, u64 n, float decay, u32 wide) {
     take_turn();
     if (!(*scale > 0.0f)) return;

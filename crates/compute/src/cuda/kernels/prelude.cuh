@@ -166,7 +166,7 @@ template <int GROUPS> __device__ __forceinline__ void wait_for_all_but() {
 }
 
 // A kernel that starts early waits here until the one before it has ended; any other goes on at once. What it lets begin then finds
-// all but itself ended.
+// all but itself ended. Its arguments are never const and restrict: the compiler would read them as if nobody wrote them while it runs.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 constexpr u32 TILE = 128, SIXTEEN = 16, TILE_THREADS = TILE * TILE / (4 * SIXTEEN);
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS)
-    transpose_bytes(const unsigned char* __restrict__ from, unsigned char* __restrict__ to, u32 rows, u32 columns) {
+    transpose_bytes(const unsigned char* from, unsigned char* __restrict__ to, u32 rows, u32 columns) {
     take_turn();
     __shared__ __align__(16) u32 tile[TILE * TILE / 4];
     const u32 part = threadIdx.x % 8, other = threadIdx.x / 8;

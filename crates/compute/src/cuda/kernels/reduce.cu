@@ -49,7 +49,7 @@ __device__ __forceinline__ void sum_columns(float* partials, u64 rows, u32 colum
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    bias_columns(const real* __restrict__ d_y, float* __restrict__ partials, u64 rows, u32 columns, u32 chunk_rows,
+    bias_columns(const real* d_y, float* __restrict__ partials, u64 rows, u32 columns, u32 chunk_rows,
                  u32 across) {
     take_turn();
     sum_columns<1>(partials, rows, columns, chunk_rows, across, [=](u64 at, u64, float (&sums)[1][W]) {
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rms_norm_columns(const real* __restrict__ d_y, const real* __restrict__ x, const float* __restrict__ rstds,
+    rms_norm_columns(const real* d_y, const real* x, const float* rstds,
                      float* __restrict__ partials, u64 rows, u32 columns, u32 chunk_rows, u32 across) {
     take_turn();
     sum_columns<1>(partials, rows, columns, chunk_rows, across, [=](u64 at, u64 row, float (&sums)[1][W]) {
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Adds the chunks' sums of 32 columns (blockIdx.x) of one of the sums (blockIdx.y): every warp those of every 32nd
 // chunk, then all warps.
 extern "C" __global__ void __launch_bounds__(1024)
-    finish_columns(const float* __restrict__ partials, float* first, float* second, float* third, u32 columns,
+    finish_columns(const float* partials, float* first, float* second, float* third, u32 columns,
                    u32 chunks, u32 adds) {
     take_turn();
     __shared__ float sums[32][33];

@@ -140,9 +140,9 @@ __device__ __forceinline__ void store_four(real* to, const float (&from)[4]) {
 // With g the clipped gradient: g ← g + decay·p (Adam); m ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; p ← p·(1 −
 // rate·decay) (AdamW); p ← p − rate·(m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε). Where there is a `copy`, it takes p.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adam(const float* __restrict__ gradients, float* __restrict__ parameters, float* __restrict__ first,
-         float* __restrict__ second, real* __restrict__ copy, const Step* __restrict__ prepared,
-         const Range* __restrict__ ranges, u32 n_ranges, u64 n_tiles, float beta1, float rest1, float beta2,
+    adam(const float* gradients, float* __restrict__ parameters, float* __restrict__ first,
+         float* __restrict__ second, real* __restrict__ copy, const Step* prepared,
+         const Range* ranges, u32 n_ranges, u64 n_tiles, float beta1, float rest1, float beta2,
          float rest2, float eps, u32 decoupled, u32 wide) {
     take_turn();
     const Step step = *prepared;
@@ -185,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // With g the clipped gradient: g ← g + decay·p; m ← momentum·m + g; p ← p − rate·m.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sgd(const float* __restrict__ gradients, float* __restrict__ parameters, float* __restrict__ momenta,
-        const Step* __restrict__ prepared, const Range* __restrict__ ranges, u32 n_ranges, u64 n_tiles, float momentum,
+    sgd(const float* gradients, float* __restrict__ parameters, float* __restrict__ momenta,
+        const Step* prepared, const Range* ranges, u32 n_ranges, u64 n_tiles, float momentum,
         u32 wide) {
     take_turn();
     const Step step = *prepared;
