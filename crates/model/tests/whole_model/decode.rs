@@ -37,8 +37,13 @@ fn engine(config: &ModelConfig, of: DType) -> Option<Engine> {
 }
 
 fn engine_keeping(config: &ModelConfig, keep: Keep) -> Option<Engine> {
+    engine_with(config, keep, 6.0)
+}
+
+/// With initial values times a scale, by which tokens stand out.
+fn engine_with(config: &ModelConfig, keep: Keep, scale: f32) -> Option<Engine> {
     let model = model(config.clone());
-    let values: Vec<f32> = model.initial_values(3).iter().map(|x| x * 6.0).collect();
+    let values: Vec<f32> = model.initial_values(3).iter().map(|x| x * scale).collect();
     Some(Engine::keeping(cuda()?, model, &values, keep).unwrap())
 }
 
@@ -145,20 +150,53 @@ fn one_kernel_for_a_step_gives_the_tokens_of_its_launches() {
     }
 }
 
+/// Log-probabilities of bf16 may lie so far apart where tokens stand out little: the eight likeliest span 1.3, and what rounding alone
+/// moves is below 0.07.
+const NEAR_WHERE_ALL_ARE_LIKELY: f32 = 0.1;
+
 /// More rows than one kernel takes run as launches, and still more as those of two halves beside each other, each of one or two tiles.
+/// Where tokens stand out more, so does what rounding does to a text now and then, and nothing could be said of every text.
 #[test]
-fn many_rows_give_the_tokens_of_few() {
+fn many_rows_give_the_probabilities_of_few() {
     for (index, config) in wide_kinds().iter().enumerate() {
-        let Some(mut engine) = engine(config, DType::BF16) else { return };
+        let Some(mut engine) = engine_with(config, Keep::Everything(DType::BF16), 2.0) else { return };
         let emulated = if index == 0 { &[40, 132][..] } else { &[70] };
         for &rows in much(&[48, 100, 200][..], emulated) {
-            let mut requests = requests(rows, much(40, 3), much(4, 1));
+            let mut requests = requests(rows, much(40, 20), much(4, 2));
+            requests.iter_mut().for_each(|request| request.log_probabilities = Some(8));
             let flown = run(&mut engine, rows, 0, &requests);
-            let launched = run_as_launches(&mut engine, &mut requests);
-            let compared = compare(&requests, &launched, &[flown], (config, near_tie(DType::BF16)));
-            assert!(compared >= much(40, 10), "{compared} tokens stood out in {rows} rows, {config:?}");
+            let launched = run(&mut engine, 4, 1, &requests);
+            let compared = compare_probabilities(&requests, &launched, &flown);
+            assert!(compared >= rows, "{compared} tokens compared in {rows} rows, {config:?}");
         }
     }
+}
+
+/// Holds what tokens are likely against what they are by the launches of few rows, as long as texts are the same; gives how many were held.
+fn compare_probabilities(requests: &[Request], launched: &[Vec<Token>], flown: &[Vec<Token>]) -> usize {
+    let mut compared = 0;
+    for (index, (launched, flown)) in launched.iter().zip(flown).enumerate() {
+        for (place, (token, other)) in launched.iter().zip(flown).enumerate() {
+            let [of, by] = [token, other].map(|token| &token.log_probability.as_ref().unwrap().likeliest);
+            let in_both = || {
+                let other = |id| by.iter().find(|(other, _)| *other == id).map(|(_, x)| *x);
+                of.iter().filter_map(move |&(id, x)| Some((x, other(id)?)))
+            };
+            let is_near = in_both().all(|(x, other)| (x - other).abs() < NEAR_WHERE_ALL_ARE_LIKELY);
+            assert!(is_near && in_both().count() >= of.len() / 2, "text {index}, {place}, {of:?}, {by:?}");
+            if token.id != other.id {
+                let is_greedy = requests[index].sampling.temperature == 0.0;
+                let lead = of[0].1 - of[1].1;
+                assert!(
+                    !is_greedy || lead < 2.0 * NEAR_WHERE_ALL_ARE_LIKELY,
+                    "text {index}, {place}, {of:?}"
+                );
+                break;
+            }
+            compared += 1;
+        }
+    }
+    compared
 }
 
 /// Without tokens ahead, every step is run as the launches of a few rows. Asks for probabilities, to tell near ties.
