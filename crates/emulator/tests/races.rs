@@ -2,13 +2,13 @@
 
 use ironmill_emulator::{Error, History, Launch, Program, Region, Table, Timing, Told, parse, run};
 
+/// What stands before a kernel's name.
+const HEAD: &str = ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry ";
+
 /// Threads write a word of shared memory each, and read their neighbour's behind `between`.
 fn neighbours(between: &str) -> String {
     format!(
-        ".version 9.0
-.target sm_90a
-.address_size 64
-.visible .entry neighbours(.param .u64 to)
+        "{HEAD}neighbours(.param .u64 to)
 {{
 .reg .b32 %r<8>;
 .reg .b64 %rd<4>;
@@ -87,10 +87,7 @@ fn a_kernel_that_begins_early_waits_before_it_writes_where_the_one_before_does()
 /// A block reads a word of the other one's memory and ends when that one has arrived, too.
 fn pair(arrival: &str) -> Result<Program, Error> {
     let text = format!(
-        ".version 9.0
-.target sm_90a
-.address_size 64
-.visible .entry pair(.param .u64 to)
+        "{HEAD}pair(.param .u64 to)
 {{
 .reg .b32 %r<8>;
 .reg .pred %p<3>;

@@ -7,6 +7,7 @@ use super::{
     linear::{self, MOST_FEW_ROWS, Shaped},
     modules::Source,
     views::{is_read, meet},
+    warpgroups::MOST_SHARED_BYTES,
 };
 use crate::{
     device::{Launch, View},
@@ -16,7 +17,7 @@ use crate::{
     tensor::DType,
 };
 
-/// The most rows: of more, the library's products are as fast.
+/// The most rows. The library reads longer prompts as fast, and steps of more than twice as many were not timed.
 pub(super) const MOST_ROWS: usize = 128;
 /// The numbers of those files.
 const TILE: usize = 64;
@@ -25,8 +26,7 @@ const SHEET_DEPTH: usize = 64;
 const SHEET_BYTES: usize = 8192;
 const THREADS: u32 = 128;
 const SPREAD_BYTES: usize = 8;
-/// Shared memory of a multiprocessor, and what it keeps of that for itself with each block.
-const SHARED_BYTES: usize = 233_472;
+/// What a multiprocessor keeps for itself of its shared memory with each block.
 const RESERVED_BYTES: usize = 1024;
 /// Sheets of each factor that a block has room for, the fewest that are worth a part, since parts take longer to add up than to fetch, and
 /// blocks of a cluster.
@@ -64,7 +64,8 @@ impl Product {
         })?;
         let product = Product { of, parts, is_settled };
         // Where blocks of several tiles of rows take turns, the library's larger tiles are faster.
-        let side_by_side = SHARED_BYTES / (product.shared_bytes() + RESERVED_BYTES) * at_once;
+        let each = product.shared_bytes() + RESERVED_BYTES;
+        let side_by_side = (MOST_SHARED_BYTES + RESERVED_BYTES) / each * at_once;
         (rows <= TILE || tiles * parts * rows.div_ceil(TILE) <= side_by_side).then_some(product)
     }
 

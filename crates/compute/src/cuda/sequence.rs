@@ -102,6 +102,18 @@ pub(super) fn fill(
 /// Adds the calls of both halves, or none where they cannot run beside each other: what needs working memory, as the library's products
 /// do, runs by turns.
 fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled> {
+    if let Some(filled) = fill_alike(builder, branches)?
+        && builder.has_kernels_alone()
+        && builder.scratch_bytes() == 0
+    {
+        return Ok(filled);
+    }
+    builder.take_back();
+    Ok(Filled::default())
+}
+
+/// Adds the calls of both halves by turns; none where what suits the rows of one does not suit those of the other.
+fn fill_alike(builder: &mut Builder<'_>, branches: &Branches) -> Result<Option<Filled>> {
     let mut filled = Filled::default();
     let mut between = [None; 2];
     while filled.ends.len() < branches.halves[0].len() {
@@ -118,14 +130,13 @@ fn fill_halves(builder: &mut Builder<'_>, branches: &Branches) -> Result<Filled>
             }
             filled.tracks.resize(builder.len(), Track::Half(half));
         }
-        debug_assert_eq!(stood_for[0], stood_for[1], "halves are the same launches of about as many rows");
-        filled.ends.resize(index + stood_for[0], builder.len());
+        let [first, second] = stood_for;
+        if first != second {
+            return Ok(None);
+        }
+        filled.ends.resize(index + first, builder.len());
     }
-    if builder.has_kernels_alone() && builder.scratch_bytes() == 0 {
-        return Ok(filled);
-    }
-    builder.take_back();
-    Ok(Filled::default())
+    Ok(Some(filled))
 }
 
 /// Adds the calls of a launch and of those behind it that they stand for, and says how many launches that are.

@@ -150,14 +150,7 @@ struct Asked {
     }
 };
 
-// Four halves beside each other.
-__device__ __forceinline__ void widen_four(uint2 from, float (&to)[EACH]) {
-    widen_pair(from.x, to, real());
-    widen_pair(from.y, to + 2, real());
-}
-__device__ __forceinline__ uint2 narrow_four(const float (&x)[EACH]) {
-    return make_uint2(narrow_pair(x[0], x[1], real()), narrow_pair(x[2], x[3], real()));
-}
+// Of four halves beside each other.
 __device__ __forceinline__ uint2 add_four(uint2 a, uint2 b) {
     float x[EACH], y[EACH];
     widen_four(a, x);

@@ -108,16 +108,12 @@ __device__ __forceinline__ void widen_four(Four raw, float (&to)[4]) { widen<flo
 #else
 typedef uint2 Four;
 __device__ __forceinline__ Four load_raw(const real* from) { return load_pair_shared_by_all(from); }
-__device__ __forceinline__ void widen_four(Four raw, float (&to)[4]) {
-    widen_pair(raw.x, to, real());
-    widen_pair(raw.y, to + 2, real());
-}
 #endif
 __device__ __forceinline__ void store_four(real* to, const float (&from)[4]) {
 #if REAL == 0
     *reinterpret_cast<uint4*>(to) = narrow<float>(from);
 #else
-    *reinterpret_cast<uint2*>(to) = make_uint2(narrow_pair(from[0], from[1], real()), narrow_pair(from[2], from[3], real()));
+    *reinterpret_cast<uint2*>(to) = narrow_four(from);
 #endif
 }
 __device__ __forceinline__ float rounded(float x) { return to_float(from_float<real>(x)); }

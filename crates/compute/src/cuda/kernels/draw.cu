@@ -515,8 +515,8 @@ draw(const real* logits, const float* limits, const u32* keys, u32* ids,
 
 // Logits after bias and penalties, a thread each; the last token of the text is counted first. Every step rounds as on the host, so
 // that tokens are the host's.
-extern "C" __global__ void adjust(const real* __restrict__ logits, const float* __restrict__ penalties, const u32* __restrict__ prompts,
-                                  const u32* __restrict__ ids, const u32* __restrict__ lengths, const float* __restrict__ bias,
+extern "C" __global__ void adjust(const real* logits, const float* penalties, const u32* prompts,
+                                  const u32* ids, const u32* lengths, const float* bias,
                                   u32* __restrict__ seen, float* __restrict__ adjusted, u32 vocabulary) {
     const u32 row = blockIdx.y, id = blockIdx.x * blockDim.x + threadIdx.x;
     if (id >= vocabulary) return;

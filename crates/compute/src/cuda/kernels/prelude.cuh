@@ -103,6 +103,17 @@ template <typename T> __device__ __forceinline__ uint4 narrow(const float* from)
                       narrow_pair(from[4], from[5], T()), narrow_pair(from[6], from[7], T()));
 }
 
+#if REAL != 0
+// Four neighbouring halves.
+__device__ __forceinline__ void widen_four(uint2 from, float (&to)[4]) {
+    widen_pair(from.x, to, real());
+    widen_pair(from.y, to + 2, real());
+}
+__device__ __forceinline__ uint2 narrow_four(const float (&from)[4]) {
+    return make_uint2(narrow_pair(from[0], from[1], real()), narrow_pair(from[2], from[3], real()));
+}
+#endif
+
 // W neighbouring elements: one of them, or as many as whole 16-byte accesses move, where the address must be a multiple
 // of 16.
 template <int W, typename T> __device__ __forceinline__ void load(const T* from, float (&to)[W]) {
