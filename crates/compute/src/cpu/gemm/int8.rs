@@ -28,6 +28,10 @@ const MOST_OF_ACTIVATIONS: f32 = 32767.0;
 const STEP_WORDS: usize = STRIP * 2 / 4;
 /// Strips of a tile when there are several panels of rows, so that a panel serves more than one while it is in cache.
 const TILE_STRIPS: usize = 4;
+/// With one panel a tile has at most so many, which are read in less time than claiming tiles one by one takes note of, and every thread
+/// at least so many tiles.
+const MOST_STRIPS: usize = 8;
+const LEAST_TILES: usize = 8;
 
 /// The words of a strip: scales of all groups, and two bytes of each line for every two terms.
 fn strip_words(depth: usize) -> usize {
@@ -190,7 +194,11 @@ pub(super) fn multiply<const N: usize>(
     let packed = &*packed;
     let strip = strip_words(k);
     let strips = &b.data[..words(n, k)];
-    let tile_columns = if panels.count() == 1 { STRIP } else { TILE_STRIPS * STRIP };
+    let tile_strips = match panels.count() {
+        1 => (n.div_ceil(STRIP) / (LEAST_TILES * pool.threads())).clamp(1, MOST_STRIPS),
+        _ => TILE_STRIPS,
+    };
+    let tile_columns = tile_strips * STRIP;
     let grids = outputs.map(|output| Grid::new(output, [1, m, n], [m, tile_columns]));
     for_tiles(pool, grids, |mut tiles, _| {
         let columns = tiles[0].column_range();
