@@ -42,6 +42,8 @@ struct Machine {
     json: Value,
     flops_per_s: f64,
     read_bytes_per_s: f64,
+    /// A processor's, whose memory is what neighbours leave of it: looked at again and again.
+    limits: Option<Limits>,
 }
 
 /// Seconds that count where noise hides what tokens take, as with tiny models.
@@ -56,6 +58,8 @@ struct Measured {
     decode: Spread,
     /// Seconds from the requests to the last token.
     whole: Spread,
+    /// Bytes that a processor read a second around the rounds.
+    reading: Option<Spread>,
 }
 
 /// Measures and shows every batch size.
@@ -80,6 +84,7 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
                 json: limits.to_json(),
                 flops_per_s: limits.flops_per_s,
                 read_bytes_per_s: limits.copy_bytes_per_s,
+                limits: None,
             };
             (machine, Box::new(card))
         }
@@ -95,6 +100,7 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
                     None => settings.precision.flops_per_s(&limits),
                 },
                 read_bytes_per_s: limits.peak.read_bytes_per_s,
+                limits: (!settings.quick).then_some(limits),
             };
             (machine, Box::new(device))
         }
@@ -135,7 +141,7 @@ pub fn run(show: &Show, device_name: &str, plan: &Plan, settings: Settings) -> R
     });
     show.result(&what, &object)?;
     for &batch in &plan.batches {
-        let measured = measure(&mut engine, plan, batch, config.vocab_size)?;
+        let measured = measure(&mut engine, plan, batch, machine.limits.as_ref())?;
         let (text, object) = measured.told(plan, &machine, &work);
         show.result(&text, &object)?;
     }
@@ -170,7 +176,8 @@ impl Work {
     }
 }
 
-fn measure(engine: &mut Engine, plan: &Plan, batch: usize, vocabulary: usize) -> Result<Measured> {
+fn measure(engine: &mut Engine, plan: &Plan, batch: usize, limits: Option<&Limits>) -> Result<Measured> {
+    let vocabulary = engine.model().config().vocab_size;
     let options = GeneratorOptions { rows: batch, ..GeneratorOptions::default() };
     let mut generator = Generator::new(engine, options)?;
     let mut random = Random::new(7);
@@ -198,6 +205,7 @@ fn measure(engine: &mut Engine, plan: &Plan, batch: usize, vocabulary: usize) ->
         Ok(began.elapsed().as_secs_f64())
     };
     let (mut prefill, mut decode, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+    let mut reading: Vec<f64> = limits.map(Limits::reading_now).into_iter().collect();
     // The first round builds the programs and does not count.
     for round in 0..=plan.rounds {
         // A device may draw many tokens before any is seen, so what the first ones take is measured apart.
@@ -207,8 +215,11 @@ fn measure(engine: &mut Engine, plan: &Plan, batch: usize, vocabulary: usize) ->
             decode.push((all - first).max(SHORTEST));
             whole.push(all);
         }
+        reading.extend(limits.map(Limits::reading_now));
     }
-    Ok(Measured { batch, prefill: Spread::of(prefill), decode: Spread::of(decode), whole: Spread::of(whole) })
+    let reading = Some(reading).filter(|rates| !rates.is_empty()).map(Spread::of_rates);
+    let [prefill, decode, whole] = [prefill, decode, whole].map(Spread::of);
+    Ok(Measured { batch, prefill, decode, whole, reading })
 }
 
 impl Measured {
@@ -223,9 +234,12 @@ impl Measured {
         let positions = plan.prompt as f64 + plan.tokens as f64 / 2.0;
         let bytes_per_s = steps * work.step_bytes(self.batch, positions) / self.decode.median;
         let read_share = bytes_per_s / machine.read_bytes_per_s;
+        let now_share = self.reading.as_ref().map(|reading| bytes_per_s / reading.median);
+        let now = now_share
+            .map_or(String::new(), |share| format!(", {:.0} % of what it was meanwhile", 100.0 * share));
         let text = format!(
             "batch {:>3}: prefill {:>9} tok/s ({:>3.0} % of peak) · decode {:>9} tok/s, {:>8.1} µs a step, {:>7.1} GB/s \
-             ({:>3.0} % of reading) · in all {:>9} tok/s",
+             ({:>3.0} % of reading{now}) · in all {:>9} tok/s",
             self.batch,
             grouped(prefill_per_s as u64),
             100.0 * prefill_share,
@@ -245,6 +259,7 @@ impl Measured {
             "step_s": self.decode.median / steps,
             "bytes_per_s": bytes_per_s,
             "read_share": read_share,
+            "read_share_meanwhile": now_share,
             "tokens_per_s": whole_per_s,
         });
         (text, object)

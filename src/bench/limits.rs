@@ -3,7 +3,7 @@
 use crate::failure::{Code, Failure, Result};
 use crate::show::numbers::counted;
 use ironmill_compute::cpu::InstructionSet;
-use ironmill_compute::cpu::peak::{Bursts, Effort, Peak};
+use ironmill_compute::cpu::peak::{Bursts, Effort, Peak, reading_now};
 use ironmill_compute::{Cpu, DType};
 use serde_json::{Value, json};
 
@@ -34,6 +34,11 @@ impl Limits {
     pub fn bursts(&self, products: DType) -> Result<Bursts> {
         let set = self.peak.instruction_set;
         Bursts::new(set, products).ok_or_else(|| missing(set))
+    }
+
+    /// Bytes read a second as memory is now.
+    pub fn reading_now(&self) -> f64 {
+        reading_now(self.peak.threads, self.cache_bytes)
     }
 
     /// One line for people.

@@ -42,9 +42,10 @@ Examples:
     /// Generation: prompts read and tokens written a second, and their share of what arithmetic and memory allow
     #[command(after_help = "\
 A model of random weights continues random prompts. A step writes one token of every text: it reads all weights of products
-and all that the caches hold, and its share is of the rate at which the machine reads memory (on a card: copies). Reading
-prompts is measured by requests of one token and is a share of the peak of arithmetic. In all is from the requests to the last
-token. tools/peers_generate.py runs llama2.c and PyTorch beside it.
+and all that the caches hold, and its share is of the rate at which the machine reads memory at best (on a card: copies); on a
+processor also of what it usually read between the rounds, because neighbours take some. Reading prompts is measured by requests of
+one token and is a share of the peak of arithmetic. In all is from the requests to the last token. tools/peers_generate.py runs
+llama2.c and PyTorch beside it.
 
 Examples:
   ironmill bench generate --threads 2

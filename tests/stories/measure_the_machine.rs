@@ -85,8 +85,19 @@ fn generation_is_measured_for_every_batch_against_reading_and_arithmetic() {
             for figure in ["prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s", "read_share"] {
                 assert!(number(&line[figure]) > 0.0, "{figure}: {line}");
             }
+            assert!(line["read_share_meanwhile"].is_null(), "{line}");
         }
     }
+}
+
+#[test]
+fn generation_is_held_against_what_memory_gave_around_its_rounds() {
+    let desk = Desk::new();
+    let tiny = ["bench", "generate", "--model", "1x2x16", "--vocab", "50", "--prompt", "4", "--tokens", "4"];
+    let said = desk.ok(&[&tiny[..], &["--batch", "1", "--rounds", "1"]].concat());
+    assert!(said.contains("% of reading, ") && said.contains("% of what it was meanwhile"), "{said}");
+    let lines = lines(&desk.ok(&[&tiny[..], &["--batch", "1", "--rounds", "1", "--json"]].concat()));
+    assert!(number(&lines[2]["read_share_meanwhile"]) > 0.0, "{}", lines[2]);
 }
 
 #[test]

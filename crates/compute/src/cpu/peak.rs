@@ -99,6 +99,15 @@ impl Peak {
     }
 }
 
+/// Bytes read a second now, as they usually are and not at best, for a last-level cache of this size: memory is shared with neighbours whom
+/// no quiet moment shows, so whoever reads for seconds is compared with this, measured before and after.
+pub fn reading_now(threads: usize, cache_bytes: usize) -> f64 {
+    let effort = Effort { passes: 2, ..Effort::thorough(cache_bytes) };
+    let mut rates = Memory::new(threads, effort).reads();
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+}
+
 /// The arithmetic of a peak in bursts that stand between runs of what it is compared with: clocks and neighbours change
 /// within seconds, so a share is of what the same seconds allowed. A burst as long as a run is interrupted as often as one.
 #[derive(Clone, Copy)]
@@ -132,7 +141,7 @@ impl Bursts {
     /// A burst of about this length on so many threads at once; gives the operations a second of them all.
     pub fn together(self, threads: usize, length: Duration) -> f64 {
         let turns = turns_of(length, self.turns_per_s);
-        best_of_rounds(threads, 1, || self.loops.bursts(turns))
+        best(rates_of_rounds(threads, 1, || self.loops.bursts(turns)))
     }
 }
 
@@ -162,14 +171,18 @@ impl Memory {
     }
 
     fn read(self) -> f64 {
-        best_of_rounds(self.threads, self.rounds, || {
+        best(self.reads())
+    }
+
+    fn reads(self) -> Vec<f64> {
+        rates_of_rounds(self.threads, self.rounds, || {
             let (buffer, mut piece) = (vec![1u64; self.len()], self.pieces_in_turn());
             move || timed(self.piece_bytes(), || sum(black_box(&buffer[piece()])))
         })
     }
 
     fn copy(self) -> f64 {
-        best_of_rounds(self.threads, self.rounds, || {
+        best(rates_of_rounds(self.threads, self.rounds, || {
             let (from, mut to) = (vec![1u64; self.len()], vec![0u64; self.len()]);
             let mut piece = self.pieces_in_turn();
             move || {
@@ -179,17 +192,17 @@ impl Memory {
                     black_box(&mut to[piece]);
                 })
             }
-        })
+        }))
     }
 
     fn update(self) -> f64 {
-        best_of_rounds(self.threads, self.rounds, || {
+        best(rates_of_rounds(self.threads, self.rounds, || {
             let (mut buffer, mut piece) = (vec![1u64; self.len()], self.pieces_in_turn());
             move || {
                 let numbers = black_box(&mut buffer[piece()]);
                 timed(2 * self.piece_bytes(), || numbers.iter_mut().for_each(|x| *x = x.wrapping_add(3)))
             }
-        })
+        }))
     }
 
     fn len(self) -> usize {
@@ -220,8 +233,17 @@ fn timed<T>(work: usize, body: impl FnOnce() -> T) -> Burst {
     (work as f64, started, Instant::now())
 }
 
-/// The most that all threads together did a second in one round, from the first start to the last end.
-fn best_of_rounds<W: FnMut() -> Burst>(threads: usize, rounds: usize, worker: impl Fn() -> W + Sync) -> f64 {
+/// Rounds that nobody disturbed.
+fn best(rates: Vec<f64>) -> f64 {
+    rates.into_iter().fold(0.0, f64::max)
+}
+
+/// What all threads together did a second in each round, from the first start to the last end.
+fn rates_of_rounds<W: FnMut() -> Burst>(
+    threads: usize,
+    rounds: usize,
+    worker: impl Fn() -> W + Sync,
+) -> Vec<f64> {
     let start = Start { threads, arrived: AtomicUsize::new(0) };
     let life = || -> Vec<Burst> {
         let mut work = worker();
@@ -248,7 +270,7 @@ fn best_of_rounds<W: FnMut() -> Burst>(threads: usize, rounds: usize, worker: im
         let seconds = first.zip(last).map_or(f64::INFINITY, |(first, last)| (last - first).as_secs_f64());
         bursts.map(|burst| burst.0).sum::<f64>() / seconds.max(1e-9)
     };
-    (0..rounds).map(rate).fold(0.0, f64::max)
+    (0..rounds).map(rate).collect()
 }
 
 /// Where threads wait for each other before a round. They spin, because a thread that is woken starts too late to work
@@ -318,7 +340,7 @@ fn turns_per_s(with: impl Arithmetic) -> f64 {
 fn arithmetic(threads: usize, effort: Effort, with: impl Arithmetic) -> f64 {
     let turns = turns_of(effort.round, turns_per_s(with));
     patient(threads, effort, 0.95 * threads as f64, &|threads| {
-        best_of_rounds(threads, effort.rounds, || with.bursts(turns))
+        best(rates_of_rounds(threads, effort.rounds, || with.bursts(turns)))
     })
 }
 
@@ -480,6 +502,12 @@ mod tests {
         for set in InstructionSet::ALL {
             assert_eq!(Bursts::new(set, DType::BF16).is_some(), set.is_available());
         }
+    }
+
+    #[test]
+    fn what_memory_gives_now_is_a_rate() {
+        let rate = reading_now(2, 1 << 20);
+        assert!(rate.is_finite() && rate > 1e6, "{rate}");
     }
 
     #[test]
