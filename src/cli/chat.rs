@@ -3,7 +3,7 @@
 use super::{Context, parse_count};
 use crate::chat::{Conversation, Speech, Templates, read_file};
 use crate::failure::{Code, Failure, Result};
-use crate::show::numbers::grouped;
+use crate::show::numbers::{counted, grouped};
 use crate::stages::chatting::{Answer, Settings, Speaker};
 use crate::stages::model::{self, Storage};
 use crate::stages::sampling::check_can_write;
@@ -328,15 +328,15 @@ impl Session<'_> {
     fn stats_text(&self) -> String {
         let (totals, counts) = (self.speaker.totals(), self.speaker.counts());
         format!(
-            "{} messages, {} of them no longer seen\n{} answers: {} tokens in {:.1} s, {:.1} tokens a second\n\
-             prompts: {} tokens read, {} remembered; the last one has {} of {} that fit",
-            grouped(self.conversation.len() as u64),
+            "{}, {} of them no longer seen\n{}: {} in {:.1} s, {:.1} tokens a second\n\
+             prompts: {} read, {} remembered; the last one has {} of {} that fit",
+            counted(self.conversation.len() as u64, "message"),
             grouped(self.conversation.hidden() as u64),
-            grouped(totals.answers),
-            grouped(totals.tokens),
+            counted(totals.answers, "answer"),
+            counted(totals.tokens, "token"),
             totals.seconds,
             totals.tokens as f64 / totals.seconds.max(1e-9),
-            grouped(counts.prefilled),
+            counted(counts.prefilled, "token"),
             grouped(counts.reused),
             grouped(totals.last_prompt as u64),
             grouped(self.speaker.context() as u64),
