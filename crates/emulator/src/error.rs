@@ -50,4 +50,10 @@ pub enum Error {
         /// Why not.
         detail: String,
     },
+    /// A capture beside which another thread did what the vendor's library does not bear.
+    #[error("another thread {what} during a capture")]
+    Disturbed {
+        /// What it did.
+        what: &'static str,
+    },
 }

@@ -10,15 +10,18 @@
 //! - engines that read without a fence what threads wrote,
 //! - blocks of one launch that do not keep out of each other's way,
 //! - blocks that let others of their cluster go before what they read of them is sure to be there,
-//! - kernels that touch what another did whose end they have not waited for.
+//! - kernels that touch what another did whose end they have not waited for,
+//! - threads that open, close or use the library of products, or capture, while another captures.
 //!
 //! ```text
 //! kernel.cu ─ NVRTC ─► assembly ─ ptx ─► statements ─ program ─► steps ─ machine ─► memory
 //! ```
 //!
 //! It says nothing about time, and three things are simpler than on a card: what a stream is given is done at once, a kernel begins when
-//! the one before has ended, and sums in matrix units round where a card cuts off. Copies that go on while threads do are
-//! done as early as they may be, or with `IRONMILL_EMULATOR_COPIES=late` as late: a program must be right with either.
+//! the one before has ended, and sums in matrix units round where a card cuts off. What may begin early is held to that all the same, and
+//! products of the library are taken for kernels that do: those for Hopper wait by themselves and let the next begin. Copies that go
+//! on while threads do are done as early as they may be, or with `IRONMILL_EMULATOR_COPIES=late` as late: a program must be right with
+//! either.
 
 mod arithmetic;
 mod compiler;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    driver::{Work, functions, give},
+    driver::{Work, functions, give, state},
     lanes::has_wide_vectors,
     machine::{Table, raw},
     numbers::{E4M3, E5M2, from_bf16, from_f16, to_bf16, to_f16},
@@ -150,13 +150,17 @@ functions! {
 
     /// The library, ready.
     fn cublasLtCreate(handle: *mut usize) {
+        state().disturb("opened the library of products");
         // SAFETY: the caller's promise.
         unsafe { ptr::write(handle, 1) };
         0
     }
 
     /// Gives it back.
-    fn cublasLtDestroy(_handle: usize) { 0 }
+    fn cublasLtDestroy(_handle: usize) {
+        state().disturb("closed the library of products");
+        0
+    }
 
     /// A description. Sums are in single precision.
     fn cublasLtMatmulDescCreate(desc: *mut usize, compute: c_int, scale: c_int) {
@@ -284,6 +288,7 @@ functions! {
         beta: *const f32, c: u64, c_layout: usize, d: u64, d_layout: usize, algorithm: *const [u64; 8],
         _workspace: u64, _workspace_bytes: usize, stream: usize,
     ) {
+        state().disturb("ran the library's products");
         // SAFETY: the caller's promise.
         let (alpha, beta, algorithm) = unsafe { (*alpha, *beta, *algorithm) };
         if alpha != 1.0 || algorithm[0] != ONLY_WAY {

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 
 use super::{
     Cuda,
+    alone::Alone,
     call::{Arg, Builder, Grid},
     linear::{self, Shaped},
     modules::Source,
-    one_at_a_time,
     views::meet,
 };
 use crate::{
@@ -202,7 +202,7 @@ impl Cuda {
 
     /// Puts calls on the stream that need no working memory and run once.
     fn run_once(&mut self, fill: impl FnOnce(&mut Builder<'_>) -> Result<()>) -> Result<()> {
-        let _alone = one_at_a_time();
+        let _alone = Alone::take();
         let buffers = std::mem::take(&mut self.buffers);
         let address = |id: BufferId| match buffers.get(id.0) {
             Some(Some(buffer)) => buffer.address,

@@ -4,6 +4,7 @@
 //! sequence is captured once and replayed as one graph, so running it costs the host one call. Results depend on shapes, on the
 //! card and on the stored choices of algorithms: every sum has one owner or a fixed order, and no two threads add to one number.
 
+mod alone;
 mod aside;
 mod attention;
 mod batch;
@@ -40,15 +41,10 @@ pub use nvml::{Gauge, Reading};
 pub use probe::{CardReport, LibraryReport, compile_all, probe};
 
 use std::{
-    cell::RefCell,
-    collections::BTreeSet,
-    ffi::c_int,
-    ops::Range,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    cell::RefCell, collections::BTreeSet, ffi::c_int, ops::Range, path::PathBuf, sync::Arc, time::Duration,
 };
 
+use alone::Alone;
 use aside::write_aside;
 use blas::Blas;
 use branches::{Side, Track};
@@ -114,15 +110,6 @@ pub enum AttentionBy {
     Cudnn,
 }
 
-/// Held by whoever opens a card, binds or ends. Candidates are timed undisturbed that way, and the vendor's product library fails now
-/// and then where one thread captures while others open it, close it or capture themselves.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn one_at_a_time() -> MutexGuard<'static, ()> {
-    // Nothing lies behind the lock, so nothing was left half done by a thread that panicked.
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The backend.
 pub struct Cuda {
     // Fields are dropped in this order: what uses the driver's objects before them.
@@ -151,19 +138,22 @@ pub struct Cuda {
     choices: Vec<PathBuf>,
     in_flight: InFlight,
     kept: Kept,
-    _last: LastOut,
+    last: LastOut,
 }
 
-/// Gives the stream back when everything else is gone. The card's context stays until the process ends: the vendor's libraries keep
-/// state in it that they do not make anew for a second one.
+/// Gives the stream back when everything else is gone, and only then lets other threads in. The card's context stays until the process
+/// ends: the vendor's libraries keep state in it that they do not make anew for a second one.
 struct LastOut {
     driver: Arc<Driver>,
     stream: usize,
+    /// Taken when the card begins to end.
+    alone: Option<Alone>,
 }
 
 impl Drop for LastOut {
     fn drop(&mut self) {
         self.driver.destroy_stream(self.stream);
+        drop(self.alone.take());
     }
 }
 
@@ -194,7 +184,7 @@ const LOST: u32 = 2;
 impl Cuda {
     /// Opens a card.
     pub fn new(options: &CudaOptions) -> Result<Self> {
-        let _alone = one_at_a_time();
+        let _alone = Alone::take();
         let driver = Arc::new(Driver::open(&options.places)?);
         let count = driver.device_count()?;
         if options.ordinal >= count {
@@ -220,7 +210,7 @@ impl Cuda {
         let paged = (driver.attribute(device, Attribute::Pages)? != 0).then_some(device);
         let free_at_first = driver.free_memory()?;
         let stream = driver.create_stream()?;
-        let last = LastOut { driver: Arc::clone(&driver), stream };
+        let last = LastOut { driver: Arc::clone(&driver), stream, alone: None };
         let mut blas = Blas::open(Arc::clone(&driver), &options.places)?;
         let mut cudnn =
             Cudnn::open(&options.places, options.attention, capability, driver.total_memory(device)?, stream);
@@ -267,7 +257,7 @@ impl Cuda {
             choices,
             in_flight: InFlight::default(),
             kept,
-            _last: last,
+            last,
         })
     }
 
@@ -370,7 +360,7 @@ impl Cuda {
             }
         }
         self.staging.get_mut().deliver()?;
-        let _alone = one_at_a_time();
+        let _alone = Alone::take();
         let outcome = self.build(launches, for_state);
         self.blas.end_timing();
         let mut sequence = outcome?;
@@ -382,6 +372,7 @@ impl Cuda {
 
     /// Forgets all sequences that name a buffer.
     fn forget_sequences(&mut self, buffer: BufferId) {
+        let _alone = Alone::take();
         for sequence in &mut self.sequences {
             if sequence.as_ref().is_some_and(|sequence| sequence.buffers.contains(&buffer)) {
                 *sequence = None;
@@ -683,6 +674,7 @@ impl Device for Cuda {
             && self.driver.synchronize(self.stream).is_ok()
             && let Some(slot) = self.sequences.get_mut(sequence.0)
         {
+            let _alone = Alone::take();
             *slot = None;
         }
     }
@@ -694,7 +686,7 @@ impl Device for Cuda {
     fn run_times(&mut self, sequence: SequenceId, times: usize) -> Result<()> {
         self.driver.make_current(self.context)?;
         if times >= REPEATS && self.sequence(sequence)?.many == 0 {
-            let _alone = one_at_a_time();
+            let _alone = Alone::take();
             let many = self.capture(self.sequence(sequence)?, REPEATS)?;
             if let Some(Some(bound)) = self.sequences.get_mut(sequence.0) {
                 bound.many = many;
@@ -725,6 +717,7 @@ impl Device for Cuda {
             self.events.push(self.driver.create_event(true)?);
         }
         let bound = self.sequence(sequence)?;
+        let _alone = Alone::take();
         self.driver.record(self.events[0], self.stream)?;
         let mut start = 0;
         for (launch, &end) in bound.ends.iter().enumerate() {
@@ -745,7 +738,8 @@ impl Device for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        let _alone = one_at_a_time();
+        // The libraries' handles and the modules go behind this, as fields.
+        self.last.alone = Some(Alone::take());
         if self.driver.make_current(self.context).is_err() {
             return;
         }

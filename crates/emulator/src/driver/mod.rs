@@ -7,4 +7,4 @@ mod calls;
 mod state;
 
 pub(crate) use calls::functions;
-pub use state::{Work, give};
+pub use state::{Work, give, state};

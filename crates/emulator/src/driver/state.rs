@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
     time::Instant,
 };
 
@@ -23,6 +24,7 @@ pub const INVALID_HANDLE: Status = 400;
 pub const NOT_FOUND: Status = 500;
 pub const LAUNCH_FAILED: Status = 719;
 pub const NOT_SUPPORTED: Status = 801;
+pub const CAPTURE_INVALIDATED: Status = 901;
 
 /// Memory of the card.
 pub const TOTAL_BYTES: usize = 16 << 30;
@@ -68,7 +70,7 @@ pub struct State {
     pub events: HashMap<usize, Event>,
     pub modules: HashMap<usize, Arc<Source>>,
     pub functions: HashMap<usize, Function>,
-    pub captures: HashMap<usize, Vec<Captured>>,
+    pub captures: HashMap<usize, Capture>,
     pub graphs: HashMap<usize, Arc<Vec<Captured>>>,
     last_handle: usize,
 }
@@ -98,6 +100,21 @@ pub struct Event {
     pub behind: Vec<usize>,
 }
 
+/// What a stream is given while it is captured.
+pub struct Capture {
+    pub captured: Vec<Captured>,
+    by: ThreadId,
+    /// What another thread did meanwhile that the vendor's library does not bear.
+    pub disturbed: Option<&'static str>,
+}
+
+impl Capture {
+    /// Nothing yet, by the calling thread.
+    pub fn begin() -> Self {
+        Capture { captured: Vec::new(), by: thread::current().id(), disturbed: None }
+    }
+}
+
 /// Something that was captured.
 pub struct Captured {
     pub work: Work,
@@ -119,6 +136,14 @@ impl State {
     pub fn handle(&mut self) -> usize {
         self.last_handle += 16;
         self.last_handle
+    }
+
+    /// Says what the calling thread does beside the captures of others, which the vendor's library fails now and then.
+    pub fn disturb(&mut self, what: &'static str) {
+        let caller = thread::current().id();
+        for capture in self.captures.values_mut().filter(|capture| capture.by != caller) {
+            capture.disturbed.get_or_insert(what);
+        }
     }
 
     pub fn change_table(&mut self, change: impl FnOnce(&mut Table)) {
@@ -160,7 +185,7 @@ pub fn give(stream: usize, work: Work) -> Status {
     let State { streams, captures, .. } = &mut *all;
     let Some(stream) = streams.get_mut(&stream) else { return INVALID_HANDLE };
     match stream.capture.and_then(|capture| captures.get_mut(&capture)) {
-        Some(captured) => {
+        Some(Capture { captured, .. }) => {
             let last = stream.last.replace(captured.len());
             captured.push(Captured { work, last, waits_for: std::mem::take(&mut stream.waits_for) });
             0
@@ -204,7 +229,11 @@ impl Work {
     }
 
     fn is_early(&self) -> bool {
-        matches!(self, Work::Kernel(kernel) if kernel.early)
+        match self {
+            Work::Kernel(kernel) => kernel.early,
+            Work::Product(_) => true,
+            Work::Copy { .. } | Work::Fill { .. } => false,
+        }
     }
 }
 
@@ -214,13 +243,17 @@ fn act(work: &Work, table: &Table, mut history: Option<&mut History>) -> Status 
     let outcome = match work {
         Work::Copy { to, from, bytes } => {
             raw::copy(*to, *from, *bytes);
-            touch(&mut history, &[(*from, *bytes, false), (*to, *bytes, true)])
+            touch(&mut history, &[(*from, *bytes, false), (*to, *bytes, true)], By::default())
         }
         Work::Fill { to, value, bytes } => {
             raw::fill(*to, *value, *bytes);
-            touch(&mut history, &[(*to, *bytes, true)])
+            touch(&mut history, &[(*to, *bytes, true)], By::default())
         }
-        Work::Product(product) => product.run(table).and_then(|()| touch(&mut history, &product.touched())),
+        Work::Product(product) => {
+            told.at_end = true;
+            let by = By { has_waited: true, ..By::default() };
+            product.run(table).and_then(|()| touch(&mut history, &product.touched(), by))
+        }
         Work::Kernel(kernel) => {
             let launch = Launch {
                 program: &kernel.program,
@@ -251,13 +284,28 @@ fn act(work: &Work, table: &Table, mut history: Option<&mut History>) -> Status 
 }
 
 /// Pieces of memory are read or written by what begins when all before it has ended.
-fn touch(history: &mut Option<&mut History>, pieces: &[(u64, usize, bool)]) -> Result<(), String> {
+fn touch(history: &mut Option<&mut History>, pieces: &[(u64, usize, bool)], by: By) -> Result<(), String> {
     let Some(history) = history else { return Ok(()) };
-    pieces.iter().try_for_each(|&(at, bytes, writes)| history.touch(at, bytes, writes, By::default()))
+    pieces.iter().try_for_each(|&(at, bytes, writes)| history.touch(at, bytes, writes, by))
 }
 
 /// Whether a kernel may have so much shared memory beside its own.
 pub fn may_share(function: &Function, shared_bytes: usize) -> bool {
     let own = function.program.shared.dynamic_at - SHARED_BASE;
     shared_bytes <= function.shared_bytes.max(FREE_SHARED_BYTES.saturating_sub(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_thread_does_disturbs_a_capture_and_what_its_own_does_does_not() {
+        let mut all = State::default();
+        all.captures.insert(1, Capture::begin());
+        all.disturb("ran a product");
+        assert_eq!(all.captures[&1].disturbed, None);
+        thread::scope(|scope| scope.spawn(|| all.disturb("closed a library")).join()).unwrap();
+        assert_eq!(all.captures[&1].disturbed, Some("closed a library"));
+    }
 }

@@ -9,8 +9,8 @@ use std::{
 use super::{answer, functions};
 use crate::{
     driver::state::{
-        INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND, OUT_OF_MEMORY, Status,
-        TOTAL_BYTES, reason,
+        CAPTURE_INVALIDATED, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND,
+        OUT_OF_MEMORY, Status, TOTAL_BYTES, reason,
     },
     machine::MOST_SHARED_BYTES,
 };
@@ -54,7 +54,7 @@ functions! {
     /// What a status means; of a kernel that failed, what it did.
     fn cuGetErrorString(error: c_int, text: *mut *const c_char) {
         let said = match error {
-            INVALID_VALUE | INVALID_IMAGE | LAUNCH_FAILED => reason(),
+            INVALID_VALUE | INVALID_IMAGE | LAUNCH_FAILED | CAPTURE_INVALIDATED => reason(),
             OUT_OF_MEMORY => "out of memory".into(),
             other => format!("status {other}"),
         };

@@ -4,7 +4,12 @@
 use std::{ffi::c_uint, sync::Arc, time::Instant};
 
 use super::{answer, functions};
-use crate::driver::state::{Event, INVALID_HANDLE, Status, Stream, act_all, state};
+use crate::{
+    driver::state::{
+        CAPTURE_INVALIDATED, Capture, Event, INVALID_HANDLE, Status, Stream, act_all, fail, state,
+    },
+    error::Error,
+};
 
 functions! {
     /// A stream.
@@ -48,6 +53,7 @@ functions! {
     /// Begins to capture what a stream is given.
     fn cuStreamBeginCapture_v2(stream: usize, _mode: c_uint) {
         let mut all = state();
+        all.disturb("began to capture, too");
         let capture = all.handle();
         match all.streams.get_mut(&stream) {
             Some(stream) if stream.capture.is_none() => {
@@ -55,19 +61,24 @@ functions! {
             }
             _ => return INVALID_HANDLE,
         }
-        all.captures.insert(capture, Vec::new());
+        all.captures.insert(capture, Capture::begin());
         0
     }
 
-    /// Ends it.
+    /// Ends it. Where the library of products was opened, closed or used by another thread meanwhile, it fails always and not now and then.
     fn cuStreamEndCapture(stream: usize, graph: *mut usize) {
         let mut all = state();
         let Some(capture) = all.streams.get(&stream).and_then(|stream| stream.capture) else {
             return INVALID_HANDLE;
         };
-        let captured = all.captures.remove(&capture).unwrap_or_default();
+        let Some(Capture { captured, disturbed, .. }) = all.captures.remove(&capture) else {
+            return INVALID_HANDLE;
+        };
         for stream in all.streams.values_mut().filter(|stream| stream.capture == Some(capture)) {
             stream.capture = None;
+        }
+        if let Some(what) = disturbed {
+            return fail(&Error::Disturbed { what }, CAPTURE_INVALIDATED);
         }
         let handle = all.handle();
         all.graphs.insert(handle, Arc::new(captured));
