@@ -49,8 +49,9 @@ constexpr u32 PLAIN = 64, KEPT = 128, SENT = 256;
 
 // An element's packet begins so many bytes from that of the one before, on average: sixteen bytes are two packets, or four elements.
 constexpr u32 ELEMENT = 4;
-// Looks at packets that do not come, before a thread gives up: more than a second. What it looked for is lost, and the run a fault.
-constexpr u32 PATIENCE = 1 << 21, LOST = 2;
+// Looks at packets that do not come, before a thread gives up: several seconds, since others may use the card, too. What it looked for is
+// lost, and the run a fault.
+constexpr u32 PATIENCE = 1 << 24, LOST = 2;
 
 struct Post {
     u32 run, patience;
